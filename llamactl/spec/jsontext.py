@@ -1,0 +1,109 @@
+"""Strict JSON for untrusted files: no duplicate keys, no NaN, bounded depth, utf-8 with or without a BOM.
+
+`json` alone accepts NaN, keeps the last of two equal keys and raises RecursionError on deep nesting; each of these
+has let a wrong number through somewhere, so they are refused here, once, for every file that llamactl reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any, Never
+
+from llamactl.errors import InputRefused, NotAvailable
+
+MAX_DEPTH = 64
+MAX_JSON_BYTES = 64 * 1000 * 1000  # config and index files
+
+
+def read_bytes(path: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes. Never blocks on a FIFO, never reads a device."""
+    try:
+        info = os.stat(path)
+    except FileNotFoundError:
+        if os.path.islink(path):
+            target = os.readlink(path)
+            raise InputRefused("dangling-link", f"a link to nothing: it points to {target}", path=path,
+                               help="download the file again, or repair the link") from None
+        raise NotAvailable("not-found", "no such file", path=path) from None
+    except (OSError, ValueError) as e:
+        raise _unreadable(path, e) from None
+    if not stat.S_ISREG(info.st_mode):
+        raise InputRefused("not-a-file", "not a regular file", path=path)
+    if info.st_size > limit:
+        raise InputRefused("json-too-large", f"{info.st_size:,} bytes; at most {limit:,} are read", path=path)
+    try:
+        with open(path, "rb") as f:
+            data = f.read(limit + 1)
+    except OSError as e:
+        raise _unreadable(path, e) from None
+    if len(data) > limit:  # the file grew after stat
+        raise InputRefused("json-too-large", f"more than {limit:,} bytes", path=path)
+    return data
+
+
+def _unreadable(path: str, e: Exception) -> InputRefused:
+    code = "io-permission" if isinstance(e, PermissionError) else "io-error"
+    reason = getattr(e, "strerror", None) or str(e)
+    return InputRefused(code, f"cannot be read: {reason}", path=path)
+
+
+def read_json(path: str) -> Any:
+    """Parse the JSON file at `path`; see `parse_json`."""
+    return parse_json(read_bytes(path), path)
+
+
+def parse_json(data: bytes, path: str) -> Any:
+    """Parse untrusted JSON bytes; `path` names the file in errors. Raises InputRefused, never anything else."""
+    if not data.strip():
+        raise InputRefused("json-empty", "empty file", path=path, help="download the file again")
+    if data.startswith(b"version https://git-lfs"):
+        raise InputRefused("lfs-pointer", "a Git LFS pointer, not the file itself", path=path, help="run 'git lfs pull'")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise InputRefused("json-encoding", f"not UTF-8 (byte {e.start})", path=path,
+                           help="save the file as UTF-8") from None
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        out = dict(items)
+        if len(out) != len(items):
+            seen: set[str] = set()
+            twice = next(k for k, _ in items if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+            raise InputRefused("json-duplicate", f"the key {twice!r} stands twice in one object", path=path)
+        return out
+
+    def constant(word: str) -> Never:
+        raise InputRefused("config-type", f"{word} is not a JSON value", path=path)
+
+    def integer(digits: str) -> int:
+        if len(digits) > 20:
+            raise InputRefused("config-range", f"an integer of {len(digits)} digits", path=path)
+        return int(digits)
+
+    deep = InputRefused("json-depth", f"nested deeper than {MAX_DEPTH} levels", path=path)
+    try:
+        value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_int=integer)
+    except RecursionError:
+        raise deep from None
+    except json.JSONDecodeError as e:
+        raise InputRefused("json-syntax", f"not JSON: line {e.lineno}, column {e.colno}: {e.msg}", path=path) from None
+    if isinstance(value, dict | list) and _too_deep(value):
+        raise deep
+    return value
+
+
+def _too_deep(value: Any) -> bool:
+    """Whether containers nest deeper than MAX_DEPTH; breadth first, so that no input can exhaust the stack."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
