@@ -7,6 +7,7 @@ has let a wrong number through somewhere, so they are refused here, once, for ev
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from typing import Any, Never
@@ -15,6 +16,7 @@ from llamactl.errors import InputRefused, NotAvailable
 
 MAX_DEPTH = 64
 MAX_JSON_BYTES = 64 * 1000 * 1000  # config and index files
+MAX_COMMAS = 4_000_000  # a value costs tens of bytes once parsed: 100 MB of "1,1,1" would take seconds and gigabytes
 
 
 def read_bytes(path: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
@@ -56,10 +58,13 @@ def read_json(path: str) -> Any:
 
 def parse_json(data: bytes, path: str) -> Any:
     """Parse untrusted JSON bytes; `path` names the file in errors. Raises InputRefused, never anything else."""
-    if not data.strip():
+    if not data or data.isspace():
         raise InputRefused("json-empty", "empty file", path=path, help="download the file again")
     if data.startswith(b"version https://git-lfs"):
-        raise InputRefused("lfs-pointer", "a Git LFS pointer, not the file itself", path=path, help="run 'git lfs pull'")
+        raise InputRefused("lfs-pointer", "a Git LFS pointer, not the file itself", path=path,
+                           help="run 'git lfs pull'")
+    if data.count(b",") > MAX_COMMAS:
+        raise InputRefused("json-too-large", f"more than {MAX_COMMAS:,} values", path=path)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
@@ -77,14 +82,21 @@ def parse_json(data: bytes, path: str) -> Any:
     def constant(word: str) -> Never:
         raise InputRefused("config-type", f"{word} is not a JSON value", path=path)
 
-    def integer(digits: str) -> int:
+    def integer(digits: str) -> int | float:
         if len(digits) > 20:
             raise InputRefused("config-range", f"an integer of {len(digits)} digits", path=path)
-        return int(digits)
+        return int(digits) if digits != "-0" else -0.0  # a float, as serde and JavaScript read it
+
+    def real(digits: str) -> float:
+        value = float(digits)
+        if math.isinf(value):
+            raise InputRefused("config-range", "a number beyond the range of a 64-bit float", path=path)
+        return value
 
     deep = InputRefused("json-depth", f"nested deeper than {MAX_DEPTH} levels", path=path)
     try:
-        value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_int=integer)
+        value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_int=integer,
+                           parse_float=real)
     except RecursionError:
         raise deep from None
     except json.JSONDecodeError as e:

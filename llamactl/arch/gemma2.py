@@ -1,0 +1,35 @@
+"""Gemma 2: four norms a block, soft-capped logits, every other layer slides (arXiv:2408.00118)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamactl.arch import _build as b
+from llamactl.arch._names import ATTENTION, LLAMA_OUTER, MLP, blocks, modules
+from llamactl.arch.gemma import gelu
+from llamactl.spec.config import Config
+from llamactl.spec.model import Layer, Model
+from llamactl.spec.ropeconfig import read_context, read_rope
+
+MODEL_TYPES = ("gemma2",)
+NORMS = {
+    "attn_norm": "input_layernorm", "attn_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm", "mlp_post_norm": "post_feedforward_layernorm",
+}
+HF = (*modules(LLAMA_OUTER), *blocks(ATTENTION, NORMS, MLP))
+
+
+def describe(cfg: Config) -> Model:
+    hidden, n = b.shape(cfg)
+    rope = read_rope(cfg, b.rope_dim(cfg, hidden, head_dim=256))
+    bias = cfg.flag("attention_bias", default=False)
+    full = b.attention(cfg, hidden, head_dim=256, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias,
+                       scale=cfg.number("query_pre_attn_scalar", default=256.0, lo=1e-6) ** -0.5,
+                       softcap=cfg.number("attn_logit_softcapping", default=None))
+    norm, ff = b.rms(cfg, hidden, offset=True), b.mlp(cfg, hidden, activation=gelu(cfg))
+    block = Layer(attn=full, mlp=ff, attn_norm=norm, attn_post_norm=norm, mlp_norm=norm, mlp_post_norm=norm)
+    slides = replace(block, attn=replace(full, window=b.window(cfg, 4096)))
+    types = b.pattern(cfg, n, 2)
+    return b.decoder(cfg, "gemma2", b.by_type(types, {"full_attention": block, "sliding_attention": slides}),
+                     norm=norm, tied_default=True, embed_scale=hidden**0.5, context=read_context(cfg, rope),
+                     softcap=cfg.number("final_logit_softcapping", default=None))

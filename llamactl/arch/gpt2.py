@@ -1,0 +1,44 @@
+"""GPT-2: learned positions, LayerNorm, GELU, biases everywhere, fused qkv, (in, out) matrices, tied head."""
+
+from __future__ import annotations
+
+from llamactl.arch import _build as b
+from llamactl.arch._names import modules
+from llamactl.spec.config import COUNT, POSITIONS, Config
+from llamactl.spec.model import Context, Layer, Model
+from llamactl.spec.naming import Fused, Transposed, rule
+from llamactl.spec.parts import MLP, Attention, LearnedPositions
+
+MODEL_TYPES = ("gpt2",)
+H, L = "transformer.h.{i}.", "layers.{i}."
+QKV_W = tuple(f"{L}attn.{x}.weight" for x in "qkv")
+QKV_B = tuple(f"{L}attn.{x}.bias" for x in "qkv")
+HF = (
+    *modules({"embed": "transformer.wte", "pos_embed": "transformer.wpe", "norm": "transformer.ln_f", "head": "lm_head",
+              f"{L}attn_norm": f"{H}ln_1", f"{L}mlp_norm": f"{H}ln_2"}),
+    rule(f"{H}attn.c_attn.weight", *QKV_W, ops=(Fused(), Transposed())),
+    rule(f"{H}attn.c_attn.bias", *QKV_B, ops=(Fused(),)),
+    rule(f"{H}attn.c_proj.weight", f"{L}attn.o.weight", ops=(Transposed(),)),
+    rule(f"{H}attn.c_proj.bias", f"{L}attn.o.bias"),
+    rule(f"{H}mlp.c_fc.weight", f"{L}mlp.up.weight", ops=(Transposed(),)),
+    rule(f"{H}mlp.c_fc.bias", f"{L}mlp.up.bias"),
+    rule(f"{H}mlp.c_proj.weight", f"{L}mlp.down.weight", ops=(Transposed(),)),
+    rule(f"{H}mlp.c_proj.bias", f"{L}mlp.down.bias"),
+)
+
+
+def describe(cfg: Config) -> Model:
+    hidden, n = b.shape(cfg)
+    cfg.expect("add_cross_attention", allowed=(False,), default=False)
+    heads = cfg.integer("n_head", "num_attention_heads", hi=COUNT)
+    rows = cfg.integer("n_positions", "n_ctx", "max_position_embeddings", hi=POSITIONS)
+    attn = Attention(hidden=hidden, n_heads=heads, n_kv_heads=heads, head_dim=cfg.divided(hidden, heads),
+                     qkv_bias=True, o_bias=True)
+    ffn = cfg.integer("n_inner", default=4 * hidden)
+    act = cfg.activation("activation_function", default="gelu_new")
+    norm = b.layer_norm(cfg, hidden, "layer_norm_epsilon")
+    layer = Layer(attn=attn, mlp=MLP(hidden=hidden, ffn=ffn, activation=act, gated=False, bias=True),
+                  attn_norm=norm, mlp_norm=norm)
+    return b.decoder(cfg, "gpt2", (layer,) * n, norm=norm, tied_default=True,
+                     positions=LearnedPositions(rows=rows, dim=hidden),
+                     context=Context(trained=rows, usable=rows, why="the position table ends there"))

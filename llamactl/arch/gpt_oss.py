@@ -1,0 +1,44 @@
+"""gpt-oss: attention sinks, biases everywhere, alternating windows, experts stored as one interleaved tensor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamactl.arch import _build as b
+from llamactl.arch._names import ATTENTION, LLAMA_OUTER, PRE_NORMS, blocks, modules
+from llamactl.spec.config import Config
+from llamactl.spec.model import Model
+from llamactl.spec.naming import Fused, Transposed, rule
+from llamactl.spec.ropeconfig import read_context, read_rope
+
+MODEL_TYPES = ("gpt_oss",)
+H, L = "model.layers.{i}.", "layers.{i}."
+E = f"{L}mlp.experts.{{e}}."
+HF = (
+    *modules(LLAMA_OUTER),
+    *blocks(ATTENTION, PRE_NORMS, {"mlp.router": "mlp.router"}),
+    rule(f"{H}self_attn.sinks", f"{L}attn.sinks"),
+    rule(f"{H}mlp.experts.gate_up_proj", f"{E}gate.weight", f"{E}up.weight",
+         ops=(Fused(order="interleaved"), Transposed()), stacked=True),
+    rule(f"{H}mlp.experts.gate_up_proj_bias", f"{E}gate.bias", f"{E}up.bias", ops=(Fused(order="interleaved"),),
+         stacked=True),
+    rule(f"{H}mlp.experts.down_proj", f"{E}down.weight", ops=(Transposed(),), stacked=True),
+    rule(f"{H}mlp.experts.down_proj_bias", f"{E}down.bias", stacked=True),
+)
+
+
+def describe(cfg: Config) -> Model:
+    hidden, n = b.shape(cfg)
+    rope = read_rope(cfg, b.rope_dim(cfg, hidden, head_dim=64), theta=150000.0)
+    bias = cfg.flag("attention_bias", default=True)
+    full = replace(b.attention(cfg, hidden, head_dim=64, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias),
+                   sinks=True)
+    expert = b.mlp(cfg, hidden, activation="swigluoai", bias=True)
+    ff = b.moe(cfg, expert, "num_local_experts", "num_experts", router_bias=True)
+    norm = b.rms(cfg, hidden, default=1e-5)
+    of = {
+        "full_attention": b.pre_norm(full, ff, norm),
+        "sliding_attention": b.pre_norm(replace(full, window=b.window(cfg, 128)), ff, norm),
+    }
+    types = b.pattern(cfg, n, 2)
+    return b.decoder(cfg, "gpt_oss", b.by_type(types, of), norm=norm, context=read_context(cfg, rope))

@@ -1,0 +1,73 @@
+"""Llama 4 Scout, Maverick: chunked attention where rotated, full on every fourth layer, experts beside a shared one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamactl.arch import _build as b
+from llamactl.arch import _vision
+from llamactl.arch._names import ATTENTION, LLAMA_OUTER, PRE_NORMS, blocks, modules, under
+from llamactl.arch.smollm3 import rotated_layers
+from llamactl.spec.config import LAYERS, Config
+from llamactl.spec.model import Layer, Model
+from llamactl.spec.naming import Fused, Rule, Transposed, rule
+from llamactl.spec.ropeconfig import read_context, read_rope
+
+MODEL_TYPES = ("llama4", "llama4_text")
+H, L = "model.layers.{i}.", "layers.{i}."
+E = f"{L}mlp.experts.{{e}}."
+DENSE = {f"mlp.{x}": f"feed_forward.{x}_proj" for x in ("gate", "up", "down")}
+SHARED = {f"mlp.shared.{x}": f"feed_forward.shared_expert.{x}_proj" for x in ("gate", "up", "down")}
+TEXT = (
+    *modules(LLAMA_OUTER),
+    *blocks(ATTENTION, PRE_NORMS, DENSE, SHARED, {"mlp.router": "feed_forward.router"}),
+    rule(f"{H}feed_forward.experts.gate_up_proj", f"{E}gate.weight", f"{E}up.weight", ops=(Fused(), Transposed()),
+         stacked=True),
+    rule(f"{H}feed_forward.experts.down_proj", f"{E}down.weight", ops=(Transposed(),), stacked=True),
+)
+
+
+def HF(model: Model) -> tuple[Rule, ...]:  # noqa: N802  a table that depends on whether a vision tower stands beside
+    return TEXT if model.model_type == "llama4_text" else (*under("language_model.", TEXT), *_vision.LLAMA4_VISION)
+
+
+def describe(cfg: Config) -> Model:
+    text = cfg.section("text_config")
+    cfg, vision = text or cfg, cfg.section("vision_config") if text else None
+    hidden, n = b.shape(cfg)
+    rope = read_rope(cfg, b.rope_dim(cfg, hidden), theta=500000.0, pairs="adjacent")
+    bias = cfg.flag("attention_bias", default=False)
+    attn = b.attention(cfg, hidden, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias)
+    norm, chunk = b.rms(cfg, hidden, default=1e-5), chunk_size(cfg)
+    expert = b.mlp(cfg, hidden)
+    ff = (b.mlp(cfg, hidden, key="intermediate_size_mlp"), b.moe(cfg, expert, "num_local_experts", shared=expert))
+    has_rope, sparse = rotated_layers(cfg, n), moe_layers(cfg, n)
+    words = cfg.layer_types(n, ("full_attention", "chunked_attention"))
+    chunked = tuple(w == "chunked_attention" for w in words) if words else tuple(r and chunk is not None
+                                                                                 for r in has_rope)
+    kinds: dict[tuple[bool, bool, bool], Layer] = {}
+    for key in zip(has_rope, chunked, sparse, strict=True):
+        if key not in kinds:
+            turned, cut, moe = key
+            part = replace(attn, rope=rope if turned else None, window=chunk if cut else None, window_kind="chunked")
+            kinds[key] = b.pre_norm(part, ff[moe], norm)
+    layers = [kinds[key] for key in zip(has_rope, chunked, sparse, strict=True)]
+    sections = (_vision.llama4(vision), _vision.llama4_projector(vision, hidden)) if vision else ()
+    return b.decoder(cfg, "llama4", layers, norm=norm, sections=sections, context=read_context(cfg, rope))
+
+
+def chunk_size(cfg: Config) -> int | None:
+    """attention_chunk_size; null turns chunking off, absent means 8,192."""
+    if "attention_chunk_size" in cfg.data and cfg.data["attention_chunk_size"] is None:
+        return None
+    value: int = cfg.integer("attention_chunk_size", hi=1 << 40, default=8192)
+    return value
+
+
+def moe_layers(cfg: Config, n: int) -> tuple[bool, ...]:
+    """moe_layers lists them, else every interleave_moe_layer_step-th is one."""
+    given = cfg.integers("moe_layers", hi=LAYERS, default=None)
+    if given is not None:
+        return tuple(i in set(given) for i in range(n))
+    step = cfg.integer("interleave_moe_layer_step", hi=LAYERS, default=1)
+    return tuple((i + 1) % step == 0 for i in range(n))

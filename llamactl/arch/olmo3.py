@@ -1,0 +1,27 @@
+"""OLMo 3: OLMo 2's block, three sliding layers to one full; stretching applies to the full layers only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamactl.arch import _build as b
+from llamactl.arch.olmo2 import HF, block
+from llamactl.spec.config import Config
+from llamactl.spec.model import Model
+from llamactl.spec.parts import Attention
+from llamactl.spec.ropeconfig import read_context
+
+MODEL_TYPES = ("olmo3",)
+__all__ = ["HF", "MODEL_TYPES", "describe"]
+
+
+def describe(cfg: Config) -> Model:
+    hidden, n = b.shape(cfg)
+    full = block(cfg, hidden, theta=500000.0, layer_type="full_attention")
+    assert isinstance(full.attn, Attention)
+    assert full.attn.rope is not None
+    plain = replace(full.attn.rope, scaling=None)
+    slides = replace(full, attn=replace(full.attn, rope=plain, window=b.window(cfg, 4096)))
+    types = b.pattern(cfg, n, 4)
+    return b.decoder(cfg, "olmo3", b.by_type(types, {"full_attention": full, "sliding_attention": slides}),
+                     norm=b.rms(cfg, hidden, default=1e-5), context=read_context(cfg, full.attn.rope))

@@ -1,0 +1,173 @@
+"""A decoder as one frozen tree, and the two ways to read it: by multiplication (counts) and tensor by tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from llamactl.spec.parts import Embedding, FeedForward, Head, Leaf, Leaves, Mixer, Norm, Positions, under
+
+
+class Tensor(NamedTuple):
+    """One tensor of a checkpoint under its canonical name, e.g. `layers.0.attn.q.weight` (out, in).
+
+    template is the name with `{i}` for the layer and `{e}` for the expert or head; i and e are -1 where absent.
+    """
+
+    name: str
+    template: str
+    i: int
+    e: int
+    shape: tuple[int, ...]
+    role: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One block. A norm that is None is not there; in a parallel block the MLP reads the attention's input.
+
+    attn_norm and mlp_norm stand before their branch (pre-norm), attn_post_norm and mlp_post_norm after it.
+    post_residual: the post norms act on the sum (the 2017 block), not on the branch (Gemma 2, OLMo 2).
+    """
+
+    attn: Mixer
+    mlp: FeedForward
+    attn_norm: Norm | None = None
+    attn_post_norm: Norm | None = None
+    mlp_norm: Norm | None = None
+    mlp_post_norm: Norm | None = None
+    parallel: bool = False
+    post_residual: bool = False
+
+    @lru_cache  # noqa: B019  layers are values: few distinct ones
+    def leaves(self) -> Leaves:
+        out: list[Leaf] = []
+        for name, norm, branch, part in (
+            ("attn", self.attn_norm, "attn", self.attn),
+            ("mlp", self.mlp_norm, "mlp", self.mlp),
+        ):
+            if norm:
+                out += norm.leaves(f"{name}_norm")
+            out += under(branch, part.leaves())
+            post = self.attn_post_norm if name == "attn" else self.mlp_post_norm
+            if post:
+                out += post.leaves(f"{name}_post_norm")
+        return tuple(out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the checkpoint beside the decoder: a vision tower or a projector. Counted, not run."""
+
+    name: str
+    leaves: Leaves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCounted:
+    """What a checkpoint may hold that `total` leaves out; params is None where it cannot be known from the config."""
+
+    what: str
+    params: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Positions: `trained` before any stretching, `usable` after it; None where the architecture sets no limit."""
+
+    trained: int | None
+    usable: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A whole decoder.
+
+    layers: one Layer per index, n_layers is their number. tied_why, dtype_why: what decided, for the reader.
+    quantization: method named by the config, None for plain weights. window_engines: engines that cut the cache of
+    windowed layers at the window (llama.cpp ignores the window of uniformly windowed families).
+    notes: (code, message) warnings of the reading. reads: (key, value, how) of every config value used.
+    """
+
+    family: str
+    model_type: str
+    hidden: int
+    embed: Embedding
+    layers: tuple[Layer, ...]
+    norm: Norm | None
+    head: Head
+    tied_why: str
+    context: Context
+    positions: Positions | None = None
+    embed_norm: Norm | None = None
+    sections: tuple[Section, ...] = ()
+    not_counted: tuple[NotCounted, ...] = ()
+    dtype: str | None = None
+    quantization: str | None = None
+    window_engines: tuple[str, ...] = ("arch", "hf", "vllm", "llama.cpp")
+    notes: tuple[tuple[str, str], ...] = ()
+    reads: tuple[tuple[str, object, str], ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def tied(self) -> bool:
+        return self.head.tied
+
+    def distinct_layers(self) -> list[tuple[Layer, int]]:
+        """Each different layer once, with how often it stands in the stack; by first appearance."""
+        return list(Counter(self.layers).items())
+
+    def outer_leaves(self) -> Iterator[Leaf]:
+        """Leaves outside the blocks: embeddings, final norm, head, sections."""
+        yield from under("embed", self.embed.leaves())
+        if self.positions:
+            yield from under("pos_embed", self.positions.leaves())
+        if self.embed_norm:
+            yield from self.embed_norm.leaves("embed_norm")
+        if self.norm:
+            yield from self.norm.leaves("norm")
+        yield from under("head", self.head.leaves())
+        for section in self.sections:
+            yield from section.leaves
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of the checkpoint, one by one, for conversion and verification; never used for counting."""
+        for leaf in self.outer_leaves():
+            yield from _expand(leaf, leaf.path, -1, -1)
+        for i, layer in enumerate(self.layers):
+            for leaf in layer.leaves():
+                yield from _expand(leaf, "layers.{i}." + leaf.path, i, -1)
+
+    def total(self) -> int:
+        """Parameters: tied weights once, buffers not counted."""
+        outer = sum(leaf.elements for leaf in self.outer_leaves() if leaf.kind == "param")
+        return outer + sum(n * layer_params(layer) for layer, n in self.distinct_layers())
+
+
+@lru_cache
+def layer_params(layer: Layer) -> int:
+    """Parameters of one block; computed once per distinct layer."""
+    return sum(leaf.elements for leaf in layer.leaves() if leaf.kind == "param")
+
+
+def _expand(leaf: Leaf, template: str, i: int, e: int) -> Iterator[Tensor]:
+    """A leaf as its tensors: `{i}` runs over a tower's layers, `{e}` over experts or heads."""
+    if i < 0 and "{i}" in template:
+        for n in range(leaf.copies):
+            yield Tensor(template.replace("{i}", str(n)), template, n, -1, leaf.shape, leaf.role, leaf.kind)
+        return
+    name = template.replace("{i}", str(i))
+    if "{e}" not in template:
+        yield Tensor(name, template, i, e, leaf.shape, leaf.role, leaf.kind)
+        return
+    for n in range(leaf.copies):
+        yield Tensor(name.replace("{e}", str(n)), template, i, n, leaf.shape, leaf.role, leaf.kind)

@@ -1,0 +1,156 @@
+"""Canonical tensors <-> tensors as a checkpoint layout stores them: one table a layout, read both ways.
+
+A Rule says which canonical tensors (`layers.{i}.attn.q.weight`, (out, in)) make one stored tensor, and by which
+operations, written in the order canonical -> stored. The way back is derived: `read` undoes the operations from last
+to first. Nothing here knows a family; arch/ holds the tables.
+
+Arrays are anything with reshape, transpose-by-axes and slicing (numpy, torch); shapes are plain tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llamactl.spec.model import Model, Tensor
+from llamactl.spec.parts import Attention, LatentAttention
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fused:
+    """Several tensors along axis 0 as one. The only place where their order is written.
+
+    concat: one after the other. per_group: for each KV head its rows of every tensor in turn (GPT-NeoX, Falcon:
+    [q.. k v] per head or group). interleaved: row by row (gpt-oss: gate, up, gate, up, ...).
+    """
+
+    order: str = "concat"
+
+    def stored(self, shapes: Sequence[Shape]) -> Shape:
+        return (sum(s[0] for s in shapes), *shapes[0][1:])
+
+    def read(self, array: Any, shapes: Sequence[Shape], groups: int) -> list[Any]:
+        rows, rest = [s[0] for s in shapes], tuple(shapes[0][1:])
+        if self.order == "concat":
+            starts = [sum(rows[:n]) for n in range(len(rows))]
+            return [array[a : a + r] for a, r in zip(starts, rows, strict=True)]
+        if self.order == "interleaved":
+            return [array[n :: len(rows)] for n in range(len(rows))]
+        by_group = array.reshape((groups, sum(rows) // groups, *rest))
+        out, start = [], 0
+        for r in rows:
+            out.append(by_group[:, start : start + r // groups].reshape((r, *rest)))
+            start += r // groups
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transposed:
+    """Stored (in, out): GPT-2's Conv1D and the batched experts of Llama 4 and gpt-oss. Never decided from a shape."""
+
+    def stored(self, shapes: Sequence[Shape]) -> Shape:
+        (shape,) = shapes
+        return (*shape[:-2], shape[-1], shape[-2])
+
+    def read(self, array: Any, shapes: Sequence[Shape], groups: int) -> list[Any]:
+        return [array.swapaxes(-1, -2)]
+
+
+Op = Fused | Transposed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`of` canonical templates -> one `stored` template. stacked: all experts `{e}` in one tensor along axis 0.
+
+    groups: for Fused per_group, which head count groups the rows: the layer's KV heads, or all heads ("heads").
+    """
+
+    of: tuple[str, ...]
+    stored: str
+    ops: tuple[Op, ...] = ()
+    stacked: bool = False
+    groups: str = "kv_heads"
+
+
+def rule(stored: str, *of: str, ops: tuple[Op, ...] = (), stacked: bool = False, groups: str = "kv_heads") -> Rule:
+    """A Rule, written the way tables read best: the stored name, then what it is made of."""
+    return Rule(of=of, stored=stored, ops=ops, stacked=stacked, groups=groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One tensor of a checkpoint: its name and shape there, the canonical tensors in it, the rule that says so."""
+
+    name: str
+    shape: Shape
+    of: tuple[Tensor, ...]
+    rule: Rule
+
+
+def stored_tensors(model: Model, rules: Iterable[Rule]) -> Iterator[Stored]:
+    """Every stored tensor of `model` under `rules`. KeyError if a canonical tensor has no rule: a table is complete."""
+    by_template = {template: r for r in rules for template in r.of}
+    groups: dict[str, tuple[Rule, list[Tensor]]] = {}
+    for tensor in model.tensors():
+        r = by_template[tensor.template]
+        name = _fill(r.stored, tensor, keep_e=r.stacked)
+        groups.setdefault(name, (r, []))[1].append(tensor)
+    for name, (r, tensors) in groups.items():
+        yield Stored(name=name, shape=_shape(r, tensors), of=tuple(tensors), rule=r)
+
+
+def read(stored: Stored, array: Any, model: Model) -> dict[str, Any]:
+    """The canonical arrays in one stored array: {canonical name: array}."""
+    n = len(stored.of) // len(stored.rule.of)
+    if not stored.rule.stacked:
+        return _unpack(stored.rule, stored.of, array, model)
+    by_expert: dict[int, list[Tensor]] = {}
+    for t in stored.of:
+        by_expert.setdefault(t.e, []).append(t)
+    assert len(by_expert) == n
+    out: dict[str, Any] = {}
+    for e, tensors in sorted(by_expert.items()):
+        out.update(_unpack(stored.rule, _in_order(stored.rule, tensors), array[e], model))
+    return out
+
+
+def _unpack(r: Rule, tensors: Sequence[Tensor], array: Any, model: Model) -> dict[str, Any]:
+    tensors = _in_order(r, tensors)
+    before: list[list[Shape]] = [[t.shape for t in tensors]]
+    for op in r.ops:
+        before.append([op.stored(before[-1])])
+    parts = [array]
+    for op, shapes in zip(reversed(r.ops), reversed(before[:-1]), strict=True):
+        parts = op.read(parts[0], shapes, _groups(r, tensors[0], model))
+    return {t.name: a for t, a in zip(tensors, parts, strict=True)}
+
+
+def _groups(r: Rule, tensor: Tensor, model: Model) -> int:
+    attn = model.layers[tensor.i].attn if tensor.i >= 0 else None
+    if isinstance(attn, Attention):
+        return attn.n_heads if r.groups == "heads" else attn.n_kv_heads
+    return attn.n_heads if isinstance(attn, LatentAttention) else 1
+
+
+def _shape(r: Rule, tensors: Sequence[Tensor]) -> Shape:
+    experts = {t.e for t in tensors} if r.stacked else {None}
+    one = _in_order(r, [t for t in tensors if not r.stacked or t.e == tensors[0].e])
+    shapes: list[Shape] = [t.shape for t in one]
+    for op in r.ops:
+        shapes = [op.stored(shapes)]
+    (shape,) = shapes
+    return (len(experts), *shape) if r.stacked else shape
+
+
+def _in_order(r: Rule, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors in the rule's order; the model may enumerate them in another."""
+    return sorted(tensors, key=lambda t: r.of.index(t.template))
+
+
+def _fill(template: str, tensor: Tensor, keep_e: bool) -> str:
+    name = template.replace("{i}", str(tensor.i))
+    return name if keep_e else name.replace("{e}", str(tensor.e))

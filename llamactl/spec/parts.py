@@ -1,0 +1,308 @@
+"""The parts a decoder is made of: frozen values that know their own tensors.
+
+A part answers `leaves()`: its tensors under canonical names, each with a role (the component it is counted under).
+Everything else, totals, names in a checkpoint, cache sizes, is derived from the parts. Linear weights are (out, in).
+
+    Attention | LatentAttention      MLP | MoE      Norm      Embedding | LearnedPositions      Head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from llamactl.spec.rope import Rope
+
+
+class Leaf(NamedTuple):
+    """One tensor, or `copies` equal ones whose path holds `{e}` (an expert, a head) or `{i}` (a tower's layer).
+
+    role: dotted component, e.g. "attention.q". kind: "param", or "buffer" for what is stored but not trained.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    role: str
+    kind: str = "param"
+    copies: int = 1
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape) * self.copies
+
+
+Leaves = tuple[Leaf, ...]
+
+
+def under(prefix: str, leaves: Leaves, *, role: str | None = None, copies: int = 1) -> Iterator[Leaf]:
+    """`leaves` with `prefix.` before their paths, optionally all counted as `role` and repeated."""
+    for leaf in leaves:
+        yield Leaf(f"{prefix}.{leaf.path}", leaf.shape, role or leaf.role, leaf.kind, leaf.copies * copies)
+
+
+def linear(path: str, out: int, in_: int, role: str, bias: bool = False) -> Iterator[Leaf]:
+    """A Linear: weight (out, in) and an optional bias (out)."""
+    yield Leaf(f"{path}.weight", (out, in_), role)
+    if bias:
+        yield Leaf(f"{path}.bias", (out,), role)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    """RMSNorm x / sqrt(mean(x^2) + eps) * g (d parameters) or LayerNorm (2d, or d without bias).
+
+    offset: the weight is stored as g - 1 (Gemma). heads: one such norm for each head, or None.
+    weight=False: a norm without parameters (OLMo 1).
+    """
+
+    dim: int
+    eps: float
+    kind: str = "rms"
+    weight: bool = True
+    bias: bool = False
+    offset: bool = False
+    heads: int | None = None
+
+    def leaves(self, path: str) -> Iterator[Leaf]:
+        one = f"{path}.{{e}}" if self.heads else path
+        if self.weight:
+            yield Leaf(f"{one}.weight", (self.dim,), "norms", copies=self.heads or 1)
+        if self.bias:
+            yield Leaf(f"{one}.bias", (self.dim,), "norms", copies=self.heads or 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """What one layer keeps per token: `heads` x (k_dim + v_dim) elements, at most `window` tokens where there is one.
+
+    kind: full | sliding | chunked | latent. full_heads: elements per token if every query head kept its own K and V.
+    hf_heads: heads that transformers keeps where it repeats them before caching (Falcon), else None.
+    """
+
+    kind: str
+    heads: int
+    k_dim: int
+    v_dim: int
+    window: int | None
+    full_heads: int
+    hf_heads: int | None = None
+
+    @property
+    def elements(self) -> int:
+        return self.heads * (self.k_dim + self.v_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Multi-head attention with grouped KV heads: MHA (n_kv = n_heads), GQA, MQA (n_kv = 1).
+
+    window: tokens a layer sees, None for all; window_kind says sliding or chunked (Llama 4).
+    q_norm / k_norm: on each head's row (dim = head_dim) or the whole projection (dim = heads x head_dim).
+    scale: factor on q.k, None for head_dim^-0.5. sinks: one learned logit per head (gpt-oss).
+    """
+
+    hidden: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rope: Rope | None = None
+    alibi: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    window: int | None = None
+    window_kind: str = "sliding"
+    sinks: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    clip: float | None = None
+    hf_cache_heads: int | None = None
+
+    @lru_cache  # noqa: B019  parts are values: few, small and alive as long as the process
+    def leaves(self) -> Leaves:
+        q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        out = [
+            *linear("q", q, self.hidden, "attention.q", self.qkv_bias),
+            *linear("k", kv, self.hidden, "attention.k", self.qkv_bias),
+            *linear("v", kv, self.hidden, "attention.v", self.qkv_bias),
+            *linear("o", self.hidden, q, "attention.o", self.o_bias),
+        ]
+        if self.q_norm:
+            out += self.q_norm.leaves("q_norm")
+        if self.k_norm:
+            out += self.k_norm.leaves("k_norm")
+        if self.sinks:
+            out.append(Leaf("sinks", (self.n_heads,), "attention.other"))
+        return tuple(out)
+
+    def cache(self) -> Cache:
+        """2 x n_kv_heads x head_dim elements per token."""
+        return Cache(
+            kind=self.window_kind if self.window else "full",
+            heads=self.n_kv_heads,
+            k_dim=self.head_dim,
+            v_dim=self.head_dim,
+            window=self.window,
+            full_heads=2 * self.n_heads * self.head_dim,
+            hf_heads=self.hf_cache_heads,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): K and V are rebuilt from one cached latent.
+
+    q_rank None: q is one projection. Cached per token: kv_rank + qk_rope elements, shared by all heads.
+    """
+
+    hidden: int
+    n_heads: int
+    q_rank: int | None
+    kv_rank: int
+    qk_nope: int
+    qk_rope: int
+    v_dim: int
+    eps: float
+    rope: Rope | None = None
+    bias: bool = False
+    scale: float | None = None
+
+    @lru_cache  # noqa: B019
+    def leaves(self) -> Leaves:
+        q = self.n_heads * (self.qk_nope + self.qk_rope)
+        out: list[Leaf] = []
+        if self.q_rank is None:
+            out += linear("q", q, self.hidden, "attention.q")
+        else:
+            out += linear("q_a", self.q_rank, self.hidden, "attention.q", self.bias)
+            out += Norm(dim=self.q_rank, eps=self.eps).leaves("q_a_norm")
+            out += linear("q_b", q, self.q_rank, "attention.q")
+        out += linear("kv_a", self.kv_rank + self.qk_rope, self.hidden, "attention.other", self.bias)
+        out += Norm(dim=self.kv_rank, eps=self.eps).leaves("kv_a_norm")
+        out += linear("k_b", self.n_heads * self.qk_nope, self.kv_rank, "attention.k")
+        out += linear("v_b", self.n_heads * self.v_dim, self.kv_rank, "attention.v")
+        out += linear("o", self.hidden, self.n_heads * self.v_dim, "attention.o", self.bias)
+        return tuple(out)
+
+    def cache(self) -> Cache:
+        """kv_rank + qk_rope elements per token; expanded, every head keeps qk_nope + qk_rope + v_dim."""
+        return Cache(
+            kind="latent",
+            heads=1,
+            k_dim=self.kv_rank + self.qk_rope,
+            v_dim=0,
+            window=None,
+            full_heads=self.n_heads * (self.qk_nope + self.qk_rope + self.v_dim),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLP:
+    """Feed-forward: down(act(up(x))), or with a gate down(act(gate(x)) * up(x)) (SwiGLU, GeGLU)."""
+
+    hidden: int
+    ffn: int
+    activation: str
+    gated: bool = True
+    bias: bool = False
+
+    @lru_cache  # noqa: B019
+    def leaves(self) -> Leaves:
+        out: list[Leaf] = []
+        if self.gated:
+            out += linear("gate", self.ffn, self.hidden, "feed_forward.gate", self.bias)
+        out += linear("up", self.ffn, self.hidden, "feed_forward.up", self.bias)
+        out += linear("down", self.hidden, self.ffn, "feed_forward.down", self.bias)
+        return tuple(out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoE:
+    """Mixture of experts: a router picks top_k of n_experts for each token; `shared` runs for every token.
+
+    router_bias: a trained bias. correction_bias: DeepSeek-V3's load-balancing buffer, stored but not a parameter.
+    shared_gate: a sigmoid gate (1, hidden) on the shared expert (Qwen2-MoE).
+    """
+
+    hidden: int
+    n_experts: int
+    top_k: int
+    expert: MLP
+    shared: MLP | None = None
+    shared_gate: bool = False
+    router_bias: bool = False
+    correction_bias: bool = False
+
+    @lru_cache  # noqa: B019
+    def leaves(self) -> Leaves:
+        out = [*linear("router", self.n_experts, self.hidden, "feed_forward.router", self.router_bias)]
+        if self.correction_bias:
+            out.append(Leaf("router.correction_bias", (self.n_experts,), "feed_forward.router", "buffer"))
+        out += under("experts.{e}", self.expert.leaves(), role="feed_forward.routed_experts", copies=self.n_experts)
+        if self.shared:
+            out += under("shared", self.shared.leaves(), role="feed_forward.shared_experts")
+        if self.shared_gate:
+            out += linear("shared_gate", 1, self.hidden, "feed_forward.shared_experts")
+        return tuple(out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """Token table (vocab, dim). scale: factor on its output (Gemma: sqrt(hidden)), None for 1."""
+
+    vocab: int
+    dim: int
+    scale: float | None = None
+
+    def leaves(self) -> Leaves:
+        return (Leaf("weight", (self.vocab, self.dim), "token_embedding"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedPositions:
+    """A trained table (rows, dim) added to the embedding; it ends at `rows` positions."""
+
+    rows: int
+    dim: int
+
+    def leaves(self) -> Leaves:
+        return (Leaf("weight", (self.rows, self.dim), "position_embedding"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinusoidalPositions:
+    """Fixed sines and cosines added to the embedding (Attention Is All You Need, section 3.5); no parameters."""
+
+    dim: int
+
+    def leaves(self) -> Leaves:
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Output projection (vocab, hidden). tied: it is the token embedding itself and owns no weight."""
+
+    vocab: int
+    hidden: int
+    tied: bool
+    bias: bool = False
+    softcap: float | None = None
+    scale: float | None = None
+
+    def leaves(self) -> Leaves:
+        out: list[Leaf] = []
+        if not self.tied:
+            out.append(Leaf("weight", (self.vocab, self.hidden), "lm_head"))
+        if self.bias:
+            out.append(Leaf("bias", (self.vocab,), "lm_head"))
+        return tuple(out)
+
+
+Mixer = Attention | LatentAttention
+FeedForward = MLP | MoE
+Positions = LearnedPositions | SinusoidalPositions
