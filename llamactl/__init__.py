@@ -1,3 +1,29 @@
-"""llamactl: what a language model is made of, what it costs, and whether this copy of it is right."""
+"""llamactl: what a language model is made of, what it costs, and whether this copy of it is right.
+
+    from llamactl import load, params, kv_cache
+    kv_cache("meta-llama/Meta-Llama-3-8B", ctx=131072).at[0].kv_cache_bytes    # 17179869184
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = ["LlamactlError", "__version__", "kv_cache", "load", "params"]
+
+if TYPE_CHECKING:
+    from llamactl.api import kv_cache, load, params
+    from llamactl.errors import LlamactlError
+
+
+def __getattr__(name: str) -> Any:
+    """Public names load on first use, so that `llamactl --version` imports nothing."""
+    if name in ("load", "params", "kv_cache"):
+        from llamactl import api
+
+        return getattr(api, name)
+    if name == "LlamactlError":
+        from llamactl.errors import LlamactlError
+
+        return LlamactlError
+    raise AttributeError(f"module 'llamactl' has no attribute {name!r}")

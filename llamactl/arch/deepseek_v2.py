@@ -44,8 +44,9 @@ def latent(cfg: Config, family: str, *, correction: bool) -> Model:
     rope = read_rope(cfg, turned, pairs="adjacent" if cfg.flag("rope_interleave", default=True) else "half")
     attn = LatentAttention(
         hidden=hidden, n_heads=cfg.integer("num_attention_heads", hi=COUNT),
-        q_rank=cfg.integer("q_lora_rank", default=None), kv_rank=cfg.integer("kv_lora_rank"), qk_nope=cfg.integer("qk_nope_head_dim"), qk_rope=turned,
-        v_dim=cfg.integer("v_head_dim"), eps=1e-6, rope=rope, bias=cfg.flag("attention_bias", default=False),
+        q_rank=cfg.integer("q_lora_rank", default=None), kv_rank=cfg.integer("kv_lora_rank"),
+        qk_nope=cfg.integer("qk_nope_head_dim"), qk_rope=turned, v_dim=cfg.integer("v_head_dim"),
+        eps=1e-6, rope=rope, bias=cfg.flag("attention_bias", default=False),
     )
     norm = b.rms(cfg, hidden)
     dense = Layer(attn=attn, mlp=b.mlp(cfg, hidden), attn_norm=norm, mlp_norm=norm)
@@ -70,11 +71,12 @@ def experts(cfg: Config, hidden: int, correction: bool) -> MoE:
 def mtp(cfg: Config, block: Layer, hidden: int) -> list[NotCounted]:
     """Multi-token-prediction layers: a block, its two input norms, the (hidden, 2 hidden) projection, a head norm.
 
-    The files store the embedding and head again beside them; those are copies (arXiv:2412.19437, section 2.2).
+    The router's correction bias is counted with them. The files store the embedding and head again beside them; those
+    are copies (arXiv:2412.19437, section 2.2).
     """
     layers = cfg.integer("num_nextn_predict_layers", lo=0, hi=LAYERS, default=0)
     if not layers:
         return []
-    one = sum(x.elements for x in block.leaves() if x.kind == "param") + 2 * hidden * hidden + 3 * hidden
+    one = sum(x.elements for x in block.leaves()) + 2 * hidden * hidden + 3 * hidden
     return [NotCounted(what="multi-token-prediction layers", params=layers * one,
                        why=f"{layers} stored after the decoder, used for drafting only")]

@@ -65,9 +65,11 @@ def unreadable(path: str, e: Exception) -> LlamactlError:
             )
         return NotAvailable("not-found", "no such file", path=path)
     if isinstance(e, OSError) and e.errno == errno.ELOOP:
-        return InputRefused("link-loop", "a link that leads back to itself", path=path, help="download the file again")
+        return InputRefused("link-loop", "a link that leads back to itself", path=path,
+                            help="download the file again")
     if isinstance(e, PermissionError):
-        return InputRefused("io-permission", "not readable: permission denied", path=path)
+        return InputRefused("io-permission", "not readable: permission denied", path=path,
+                            help="give yourself the right to read it")
     return InputRefused("io-error", f"not readable: {getattr(e, 'strerror', None) or e}", path=path)
 
 
@@ -102,7 +104,7 @@ def _not_a_file(path: str, mode: int) -> InputRefused:
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket",
              stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
     kind = kinds.get(stat.S_IFMT(mode), "something else")
-    return InputRefused("not-a-file", f"{kind}, not a regular file", path=path)
+    return InputRefused("not-a-file", f"{kind}, not a regular file", path=path, help="name a file on disk")
 
 
 def _may_lead_to(real: str, folder: str) -> bool:

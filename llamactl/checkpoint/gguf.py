@@ -163,7 +163,8 @@ class _Reader:
         cursor, path = self.cursor, self.path
         head = cursor.peek(512)
         if not head.startswith(b"GGUF"):
-            code, what, help = looks_like(head) or (None, f"not GGUF: it starts with {head[:4]!r}", None)
+            unknown = f"not GGUF: it starts with {head[:4]!r}" if head else "an empty file"
+            code, what, help = looks_like(head) or (None, unknown, None)
             raise refused(path, what, help=help, code=code)
         if cursor.size < 24:
             raise refused(path, f"{cursor.size} bytes; the counts at its start alone take 24")
@@ -176,8 +177,10 @@ class _Reader:
                           help="convert the model again with a current converter" if version < 2 else None)
         counts = ((n_tensors, "tensors", 24, MAX_TENSORS), (n_pairs, "metadata pairs", 13, MAX_PAIRS))
         for n, what, least, most in counts:
-            if n > most or n * least > cursor.left:
-                raise refused(path, f"{n:,} {what} in {cursor.left:,} bytes; at most {most:,} are read")
+            if n > most:
+                raise refused(path, f"it claims {n:,} {what}; at most {most:,} are read")
+            if n * least > cursor.left:
+                raise refused(path, f"it claims {n:,} {what}, but only {cursor.left:,} bytes follow")
         return version, n_tensors, n_pairs
 
     def _value(self, kind: int, key: str, depth: int) -> GgufValue:

@@ -1,0 +1,1 @@
+"""The command line: parse, load, analyse, render. The only room with typer."""

@@ -9,7 +9,7 @@ Everything else, totals, names in a checkpoint, cache sizes, is derived from the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -76,10 +76,10 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """What one layer keeps per token: `heads` x (k_dim + v_dim) elements, at most `window` tokens where there is one.
+    """What one layer keeps per token: `heads` x (k_dim + v_dim) elements, of at most `window` tokens if there is one.
 
-    kind: full | sliding | chunked | latent. full_heads: elements per token if every query head kept its own K and V.
-    hf_heads: heads that transformers keeps where it repeats them before caching (Falcon), else None.
+    kind: full | sliding | chunked | latent. full_*: the same if every query head kept its own K and V (for a latent
+    cache: the expanded form). hf_heads: heads that transformers keeps where it repeats them before caching (Falcon).
     """
 
     kind: str
@@ -88,11 +88,18 @@ class Cache:
     v_dim: int
     window: int | None
     full_heads: int
+    full_k_dim: int
+    full_v_dim: int
     hf_heads: int | None = None
 
     @property
     def elements(self) -> int:
         return self.heads * (self.k_dim + self.v_dim)
+
+    def expand(self) -> Cache:
+        """The cache with full heads; the window stays."""
+        return replace(self, kind="full" if self.kind == "latent" else self.kind, heads=self.full_heads,
+                       k_dim=self.full_k_dim, v_dim=self.full_v_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +154,9 @@ class Attention:
             k_dim=self.head_dim,
             v_dim=self.head_dim,
             window=self.window,
-            full_heads=2 * self.n_heads * self.head_dim,
+            full_heads=self.n_heads,
+            full_k_dim=self.head_dim,
+            full_v_dim=self.head_dim,
             hf_heads=self.hf_cache_heads,
         )
 
@@ -196,7 +205,9 @@ class LatentAttention:
             k_dim=self.kv_rank + self.qk_rope,
             v_dim=0,
             window=None,
-            full_heads=self.n_heads * (self.qk_nope + self.qk_rope + self.v_dim),
+            full_heads=self.n_heads,
+            full_k_dim=self.qk_nope + self.qk_rope,
+            full_v_dim=self.v_dim,
         )
 
 

@@ -1,0 +1,95 @@
+"""The Python API: `load` a model reference, then cost it with the same frozen reports that the commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llamactl import arch
+from llamactl.source import Resolved, resolve
+from llamactl.spec.model import Model
+
+if TYPE_CHECKING:
+    from llamactl.analysis.kvcache import KvCacheReport
+    from llamactl.analysis.params import ParamsReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A described model and where it came from. edits: the `key=value` edits already applied."""
+
+    model: Model
+    source: Resolved
+    edits: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return self.source.id
+
+    @property
+    def warnings(self) -> tuple[tuple[str, str], ...]:
+        """(code, message) of everything odd but acceptable in the source and the config."""
+        return (*self.source.notes, *self.model.notes)
+
+
+def load(ref: str | None = None, *, edits: Sequence[str] = (), offline: bool = False, hub: bool = False) -> Loaded:
+    """Describe the model that `ref` names: a folder, config.json, GGUF file, preset or Hub id `ORG/NAME[@REV]`.
+
+    edits: changes such as "n_kv_heads=1" (see llamactl.spec.edits). offline: never open a socket. hub: ask the Hub even
+    where a preset is bundled. Raises llamactl.errors.LlamactlError.
+    """
+    found = resolve(ref, offline=offline, hub=hub)
+    model = _describe(found)
+    if edits:
+        from llamactl.spec.edits import apply
+
+        for edit in edits:
+            model = apply(model, edit)
+    return Loaded(model=model, source=found, edits=tuple(edits))
+
+
+def _describe(found: Resolved) -> Model:
+    where = found.path or f"preset:{found.id}"
+    if found.form == "hf":
+        assert found.config is not None
+        return arch.describe(found.config, where)
+    if found.form == "meta":
+        from llamactl.arch._meta import from_params
+
+        assert found.config is not None
+        return arch.describe(from_params(found.config, where), where)
+    from llamactl.arch._gguf import describe_gguf
+    from llamactl.checkpoint.gguf import read_header
+
+    assert found.path is not None
+    return describe_gguf(read_header(found.path), where)
+
+
+def params(model: Loaded | str, *, dtype: str | None = None) -> ParamsReport:
+    """Parameters by component, active per token, bytes. model: what `load` gave, or a reference. dtype: of weights."""
+    from llamactl.analysis.params import params as count
+
+    loaded = load(model) if isinstance(model, str) else model
+    return count(loaded.model, id=loaded.id, dtype=dtype)
+
+
+def kv_cache(
+    model: Loaded | str,
+    ctx: int | Sequence[int],
+    *,
+    batch: int | Sequence[int] = 1,
+    dtype: str | Sequence[str] | None = None,
+    k_dtype: str | None = None,
+    v_dtype: str | None = None,
+    tp: int = 1,
+    engine: str = "arch",
+    step: int | None = None,
+    expanded: bool = False,
+) -> KvCacheReport:
+    """Bytes of the KV cache at `ctx` tokens (one or several) x `batch` sequences; see analysis.kvcache.kv_cache."""
+    from llamactl.analysis.kvcache import kv_cache as cost
+
+    loaded = load(model) if isinstance(model, str) else model
+    return cost(loaded.model, ctx, batch=batch, dtype=dtype, k_dtype=k_dtype, v_dtype=v_dtype, tp=tp, engine=engine,
+                step=step, expanded=expanded, id=loaded.id)

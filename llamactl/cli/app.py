@@ -1,0 +1,92 @@
+"""The command group. A command's module is imported when it is called, so `--help` pays for none of them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from llamactl import __version__
+from llamactl.cli import failures
+
+# name -> (module, the one line that --help shows; a test holds it equal to the command's own first line)
+COMMANDS = {
+    "params": ("llamactl.cli.params", "Count parameters by component, exactly; active ones for MoE; weights in bytes."),
+    "kv-cache": ("llamactl.cli.kvcache", "Cost the KV cache per token, per layer group and at a context, to the byte."),
+    "presets": ("llamactl.cli.presets", "List the bundled models, or show one."),
+    "schema": ("llamactl.cli.schema", "Print the JSON Schema of a command's --json output."),
+    "version": ("llamactl.cli.version", "Print the versions that a bug report needs."),
+}
+
+EPILOG = (
+    "Exit codes: 0 done, 1 the check failed, 2 usage, 3 input refused, 4 not available, 5 output not written, "
+    "70 a bug in llamactl, 130 interrupted."
+)
+
+
+class LazyGroup(TyperGroup):
+    """Commands by name, loaded on use; unknown ones answer with the nearest."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        command: Any = typer.main.get_command(import_module(COMMANDS[cmd_name][0]).app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise failures.unknown_command(args[0], COMMANDS)
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=LazyGroup, name="llamactl", add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    no_args_is_help=True, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"],
+                                                           "max_content_width": 110},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"llamactl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", "-V", callback=_version, is_eager=True,
+                                          help="Print the version and exit.")] = False,
+) -> None:
+    """What a language model is made of, what it costs, and whether this copy of it is right.
+
+    MODEL is a folder, a config.json, a .gguf file, a preset (llama-3-8b) or a Hub id (ORG/NAME[@REV]).
+
+    Example: llamactl kv-cache meta-llama/Meta-Llama-3-8B --ctx 131072
+    """
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line; every failure becomes one line on stderr and an exit code."""
+    if hasattr(signal, "SIGTERM"):
+        signal.signal(signal.SIGTERM, failures.on_sigterm)
+    for stream in (sys.stdout, sys.stderr):
+        # A narrow code page (ascii, cp1252) must never turn an answer into a crash.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    with failures.handled(argv) as outcome:
+        typer.main.get_command(app).main(list(argv), prog_name="llamactl", standalone_mode=False)
+        sys.stdout.flush()
+    return outcome.code

@@ -1,0 +1,128 @@
+"""Every failure as the contract wants it: one `error[code]: ...` line, at most one `help: ...`, the right exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import typer
+
+from llamactl.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, LlamactlError, UsageError, printable
+
+# typer carries click inside from 0.2x on and depended on it before; its own classes lead to the right bases in both.
+_CLICK_USAGE: Any = typer.BadParameter.__mro__[1]
+_CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The exit code, filled in when the command ends."""
+
+    code: int = 0
+
+
+class _Terminated(BaseException):
+    """SIGTERM, raised so that cleaning up runs."""
+
+
+def on_sigterm(*_: object) -> NoReturn:
+    raise _Terminated
+
+
+@contextmanager
+def handled(argv: Sequence[str]) -> Iterator[Outcome]:
+    """Turn whatever is raised inside into its line and its exit code."""
+    outcome = Outcome()
+    try:
+        yield outcome
+    except LlamactlError as e:
+        outcome.code = _report(e, argv)
+    except typer.Exit as e:
+        outcome.code = e.exit_code
+    except BrokenPipeError:
+        _swallow_stdout()
+    except (KeyboardInterrupt, typer.Abort):
+        outcome.code = _say("error[interrupted]: interrupted", EXIT_INTERRUPTED)
+    except _Terminated:
+        outcome.code = _say("error[terminated]: terminated", EXIT_TERMINATED)
+    except _CLICK_USAGE as e:
+        outcome.code = _report(_from_click(e), argv)
+    except _CLICK_ERROR as e:
+        outcome.code = _report(UsageError("usage", e.format_message()), argv)
+    except MemoryError:
+        outcome.code = _say("error[memory]: out of memory", 5)
+    except Exception as e:
+        outcome.code = _bug(e, argv)
+
+
+def unknown_command(name: str, known: Iterable[str]) -> UsageError:
+    """The error for a command that does not exist, naming the nearest."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), 1)
+    return UsageError("usage", f"no such command {name!r}",
+                      help=f"did you mean {near[0]!r}?" if near else "'llamactl --help' lists them")
+
+
+def _from_click(e: Any) -> UsageError:
+    """A click usage error in our words, with its suggestions as the help."""
+    message = e.format_message().replace("\n", " ").rstrip(".")
+    near = getattr(e, "possibilities", None)
+    command = getattr(getattr(e, "ctx", None), "command_path", "llamactl")
+    if near:
+        message = f"no such option {e.option_name}"
+        return UsageError("usage", message, help=f"did you mean {near[0]}?")
+    return UsageError("usage", message[:1].lower() + message[1:], help=f"see '{command} --help'")
+
+
+def _wants_json(argv: Sequence[str]) -> bool:
+    return ("--json" in argv or "--format=json" in argv or os.environ.get("LLAMACTL_FORMAT") == "json"
+            or any(a == "--format" and b == "json" for a, b in zip(argv, argv[1:], strict=False)))
+
+
+def _report(e: LlamactlError, argv: Sequence[str]) -> int:
+    if _wants_json(argv):
+        command = next((a for a in argv if not a.startswith("-")), None)
+        body = {"schema": 1, "command": command, "error": e.to_dict()}
+        try:
+            print(json.dumps(body, indent=2), flush=True)
+        except BrokenPipeError:
+            _swallow_stdout()
+    _say(e.line(), e.exit_code)
+    if e.help:
+        _say(f"help: {printable(e.help)}", e.exit_code)
+    if "--debug" in argv:
+        import traceback
+
+        traceback.print_exception(e)
+    return e.exit_code
+
+
+def _bug(e: Exception, argv: Sequence[str]) -> int:
+    """Anything unforeseen is our bug: one line, and the traceback only on request."""
+    if "--debug" in argv:
+        import traceback
+
+        traceback.print_exc()
+    where = f"{type(e).__name__}: {e}".replace("\n", " ")
+    return _say(f"error[bug]: {printable(where, 300)}; please report this, with --debug's output", EXIT_BUG)
+
+
+def _say(line: str, code: int) -> int:
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        pass
+    return code
+
+
+def _swallow_stdout() -> None:
+    """The reader is gone (`| head`): point stdout at nothing, so that the interpreter's last flush is silent too."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.close(devnull)

@@ -1,0 +1,194 @@
+"""Options that every reading command has, added once by `@command`, and the values people type."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from llamactl.errors import UsageError
+
+FORMATS = ("table", "plain", "json", "csv", "md")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """How to answer: format, and how much. color: True, False or None to decide by the stream."""
+
+    format: str
+    quiet: bool
+    verbose: bool
+    color: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How models may be reached. offline: no socket is ever opened. hub: the network wins over a bundled preset."""
+
+    offline: bool
+    hub: bool
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Presets, their Hub ids and models in the local Hub cache; never the network."""
+    from llamactl.source import presets
+
+    ids = [i for p in presets.every() for i in p.hub]
+    return [x for x in (*presets.names(), *ids, *_cached_models()) if x.lower().startswith(incomplete.lower())]
+
+
+def _cached_models() -> list[str]:
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        return sorted(n.removeprefix("models--").replace("--", "/", 1) for n in os.listdir(HF_HUB_CACHE)
+                      if n.startswith("models--"))
+    except OSError:
+        return []
+
+
+ModelArg = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="MODEL...", autocompletion=complete_model, show_default=False,
+                   help="Folder, config.json, .gguf file, preset or Hub id. Default: the current folder."),
+]
+SetOpt = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change the model first, e.g. n_kv_heads=1. May be repeated.",
+                 show_default=False),
+]
+_COMMON: dict[str, tuple[Any, Any]] = {
+    "format": (Annotated[str | None, typer.Option("--format", metavar="|".join(FORMATS), show_default=False,
+                                                  help="Default: table on a terminal, else plain.")], None),
+    "json_": (Annotated[bool, typer.Option("--json", help="Same as --format json.")], False),
+    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Only the main value, exact.")], False),
+    "verbose": (Annotated[bool, typer.Option("--verbose", "-v", help="Say where each number comes from.")], False),
+    "color": (Annotated[str, typer.Option("--color", metavar="auto|always|never", help="Colours.")], "auto"),
+    "debug": (Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")], False),
+}
+_ACCESS: dict[str, tuple[Any, Any]] = {
+    "offline": (Annotated[bool, typer.Option("--offline", help="Never open a socket.")], False),
+    "hub": (Annotated[bool, typer.Option("--hub", help="Ask the Hub even where a preset is bundled.")], False),
+}
+
+
+def command(app: typer.Typer, *, access: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command with the common options. It gets them as `out: Output` and, with access, `reach: Access`."""
+    extra = {**_COMMON, **(_ACCESS if access else {})}
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        own = [p for n, p in signature.parameters.items() if n not in ("out", "reach")]
+        added = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=d, annotation=a)
+                 for n, (a, d) in extra.items()]
+
+        @functools.wraps(function)
+        def wrapper(**kwargs: Any) -> None:
+            given = {n: kwargs.pop(n) for n in extra}
+            if access:
+                kwargs["reach"] = Access(offline=given["offline"], hub=given["hub"])
+            function(**kwargs, out=_output(given))
+
+        wrapper.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+        app.command()(wrapper)
+        return wrapper
+
+    return register
+
+
+def new_app() -> typer.Typer:
+    """A Typer for one command."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+                       context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+
+def _output(given: dict[str, Any]) -> Output:
+    word = "json" if given["json_"] else given["format"] or os.environ.get("LLAMACTL_FORMAT") or (
+        "table" if sys.stdout.isatty() else "plain")
+    if word not in FORMATS:
+        raise _choice("--format", word, FORMATS)
+    if given["color"] not in ("auto", "always", "never"):
+        raise _choice("--color", given["color"], ("auto", "always", "never"))
+    return Output(format=word, quiet=given["quiet"], verbose=given["verbose"], color=_color(given["color"]))
+
+
+def _color(word: str) -> bool | None:
+    """--color, then NO_COLOR, then CLICOLOR_FORCE / FORCE_COLOR; None leaves it to the terminal."""
+    if word != "auto":
+        return word == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR") or os.environ.get("CLICOLOR_FORCE", "0") != "0":
+        return True
+    return None
+
+
+def _choice(option: str, word: str, known: tuple[str, ...]) -> UsageError:
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, known, 1)
+    return UsageError("usage", f"{option} {word!r} is not one of {', '.join(known)}",
+                      help=f"did you mean {near[0]!r}?" if near else None)
+
+
+_COUNT = re.compile(r"(\d[\d_,]*)([kmg]i?)?(?:tok(?:ens)?)?", re.I)
+
+
+def tokens(text: str, option: str = "--ctx") -> int:
+    """A token count: 8192, 8,192, 128k (= 131,072: k is 2^10 tokens, m 2^20)."""
+    match = _COUNT.fullmatch(text.strip())
+    if not match:
+        raise UsageError("usage", f"{option} {text!r} is not a number of tokens", help="write 8192, 128k or 1m")
+    scale = {"": 0, "k": 10, "m": 20, "g": 30}[(match[2] or "").lower().rstrip("i")]
+    value = int(match[1].replace(",", "").replace("_", "")) << scale
+    if not 1 <= value <= 1 << 40:
+        raise UsageError("usage", f"{option} {text}: outside 1..2^40")
+    return value
+
+
+def token_list(values: list[str], option: str = "--ctx") -> list[int]:
+    """Several counts: repeated options, comma lists, and ranges 1k..128k that double at each step."""
+    out: list[int] = []
+    for word in (w for v in values for w in _split(v)):
+        first, dots, last = word.partition("..")
+        if not dots:
+            out.append(tokens(word, option))
+            continue
+        a, b = tokens(first, option), tokens(last, option)
+        if a > b:
+            raise UsageError("usage", f"{option} {word}: the range is empty")
+        while a < b:
+            out.append(a)
+            a *= 2
+        out.append(b)
+    return list(dict.fromkeys(out))
+
+
+def _split(text: str) -> list[str]:
+    """Comma lists, but not the commas inside 131,072."""
+    words = re.split(r",(?!\d{3}(?:\D|$))|\s+", text)
+    return [w for w in words if w]
+
+
+def sweep(text: str) -> dict[str, list[str]]:
+    """`ctx=1k..128k,batch=1,8,dtype=bf16,q8_0` as lists; a word without `=` belongs to the key before it."""
+    out: dict[str, list[str]] = {}
+    key = ""
+    for word in _split(text):
+        name, eq, value = word.partition("=")
+        if eq:
+            key, word = name.strip(), value
+            if key not in ("ctx", "batch", "dtype"):
+                raise _choice("--sweep", key, ("ctx", "batch", "dtype"))
+        if not key:
+            raise UsageError("usage", f"--sweep {text!r} names no key", help="write ctx=1k..128k,batch=1,8")
+        out.setdefault(key, []).append(word)
+    return out

@@ -1,0 +1,67 @@
+"""Print a command's reports in the asked format, and its warnings on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from llamactl.api import Loaded
+from llamactl.cli.options import Output
+from llamactl.errors import printable
+
+Warnings = Iterable[tuple[str, str]]
+
+
+def show(command: str, loaded: Sequence[Loaded], reports: Sequence[Any], inputs: dict[str, Any], out: Output,
+         *, warnings: Warnings = (), **view: Any) -> None:
+    """The answer on stdout, warnings on stderr. view: what the command's own view needs to know."""
+    said = [w for x in loaded for w in x.warnings] + [w for r in reports for w in getattr(r, "notes", ())]
+    said = list(dict.fromkeys([*said, *warnings, *(w for f in view.get("files") or () for w in f.warnings)]))
+    if out.format == "json" and not out.quiet:
+        print_json(command, [x.source.to_dict() for x in loaded], _models(loaded, reports, view), inputs, said)
+        return
+    _warn(said)
+    from llamactl.render import document, render
+
+    if out.verbose:
+        view["reads"] = [x.model.reads for x in loaded]
+    view["sources"] = [f"source: {x.source.source}" + "".join(f", {e}" for e in x.edits) for x in loaded]
+    if command == "kv-cache":
+        view["chart"] = out.format == "table"
+    doc = document(command, reports, verbose=out.verbose, **view)
+    if out.quiet:
+        sys.stdout.write("".join(f"{n}\n" for n in doc.primary))
+    else:
+        sys.stdout.write(render(doc, out.format, color=out.color))
+
+
+def _models(loaded: Sequence[Loaded], reports: Sequence[Any], view: dict[str, Any]) -> list[dict[str, Any]]:
+    models = []
+    for n, (x, r) in enumerate(zip(loaded, reports, strict=True)):
+        body = {"id": r.id, "source": x.source.to_dict(), **r.to_dict()}
+        body.pop("notes", None)
+        if view.get("files"):
+            body["files"] = view["files"][n].to_dict()
+        models.append(body)
+    return models
+
+
+def print_json(command: str, sources: Sequence[dict[str, Any]], models: Sequence[dict[str, Any]],
+               inputs: dict[str, Any], warnings: Warnings) -> None:
+    """The envelope that every command shares. `model` is the one model asked about, null for several."""
+    body = {
+        "schema": 1,
+        "command": command,
+        "model": sources[0] if len(sources) == 1 else None,
+        "inputs": inputs,
+        "result": {"models": list(models)},
+        "warnings": [{"code": code, "message": printable(message)} for code, message in warnings],
+    }
+    sys.stdout.write(json.dumps(body, indent=2, allow_nan=False) + "\n")
+
+
+def _warn(warnings: Warnings) -> None:
+    for code, message in warnings:
+        print(f"warning[{code}]: {printable(message)}", file=sys.stderr)

@@ -1,0 +1,42 @@
+"""`llamactl version`."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+
+from llamactl import __version__
+from llamactl.cli.options import Output, command, new_app
+
+app = new_app()
+LIBRARIES = ("typer", "rich", "huggingface_hub", "safetensors", "PyYAML", "torch", "transformers", "numpy")
+
+
+@command(app, access=False)
+def version(*, out: Output) -> None:
+    """Print the versions that a bug report needs.
+
+    Example: llamactl version --json
+    """
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    if out.quiet:
+        print(__version__)
+        return
+    found: dict[str, str | None] = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = installed(name)
+        except PackageNotFoundError:
+            found[name] = None
+    if out.format == "json":
+        print(json.dumps({"schema": 1, "command": "version", "model": None, "inputs": {}, "result": {
+            "llamactl": __version__, "python": platform.python_version(), "platform": platform.platform(),
+            "executable": sys.executable, "libraries": found}, "warnings": []}, indent=2))
+        return
+    print(f"llamactl {__version__}")
+    print(f"python {platform.python_version()} on {platform.platform()}")
+    for name, word in found.items():
+        print(f"{name} {word or 'not installed'}")

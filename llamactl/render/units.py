@@ -1,0 +1,57 @@
+"""Numbers as people read them: always the exact integer, GB (10^9) and GiB (2^30) never mixed."""
+
+from __future__ import annotations
+
+from llamactl.render.document import Cell
+
+_DECIMAL = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+_BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def count(n: int) -> str:
+    """8030261248 -> 8,030,261,248."""
+    return f"{n:,}"
+
+
+def scaled(n: int) -> str:
+    """17179869184 -> 17.18 GB, 16.00 GiB; empty below a kilobyte, where the integer says it all."""
+    words = [f"{n / size:.2f} {unit}" for units in (_DECIMAL, _BINARY)
+             for unit, size in [next(((u, s) for u, s in units if n >= s), ("", 0))] if size]
+    return ", ".join(words)
+
+
+def size(n: int) -> str:
+    """17179869184 -> 17,179,869,184 B (17.18 GB, 16.00 GiB)."""
+    short = scaled(n)
+    return f"{n:,} B ({short})" if short else f"{n:,} B"
+
+
+def share(x: float) -> str:
+    """0.8077 -> 80.8%."""
+    return f"{100 * x:.1f}%"
+
+
+def ratio(x: float) -> str:
+    """4.0 -> 4x, 71.1 -> 71.1x."""
+    return f"{x:.4g}x"
+
+
+def cell(value: Cell, kind: str) -> str:
+    """One cell as text."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    if kind == "share":
+        return share(float(value))
+    if kind == "ratio":
+        return ratio(float(value))
+    if kind == "bytes" and isinstance(value, int):
+        return size(value)
+    return count(value) if isinstance(value, int) else f"{value:g}"
+
+
+def layer_ranges(where: tuple[tuple[int, int], ...], most: int = 6) -> str:
+    """((0, 2), (5, 5)) -> 0-2, 5; long lists are cut with their number, for the JSON has them all."""
+    words = [f"{a}" if a == b else f"{a}-{b}" for a, b in where[:most]]
+    return ", ".join(words) + (f", ... ({len(where)} runs)" if len(where) > most else "")

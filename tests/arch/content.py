@@ -1,0 +1,447 @@
+"""Does each canonical tensor hold what its name says? Judged by the transformers module at work, never by names.
+
+Names, shapes and round trips cannot see a square matrix left untransposed, q and k exchanged, or fused rows read in
+another order. So a model is run on every token of its vocabulary, each alone at position 0, where rotary positions
+turn nothing and attention returns v; what its modules take and give is noted; and every part of llamactl's Model is
+computed again from canonical tensors and compared, each from the noted input, so that the first fault is the one
+named. Modules are found by their class, not by the names that the tables under test hold.
+
+shapes: T tokens (or patches), H heads, D head_dim
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from llamactl import arch
+from llamactl.spec.model import Layer, Model
+from llamactl.spec.naming import Rule, read, stored_tensors
+from llamactl.spec.parts import MLP, Attention, LatentAttention, MoE, Norm
+
+make_golden: Any = sys.modules["llamactl_tests_make_golden"]
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = json.loads((Path(__file__).parent / "variants.json").read_text())
+
+Claim = tuple[str, Tensor, Tensor]  # what, computed from canonical tensors, seen in transformers
+Seen = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """One tiny model twice: as llamactl describes it, and what transformers stores and computes."""
+
+    model: Model
+    total: int
+    header: dict[str, tuple[tuple[int, ...], str]]
+    stored: dict[str, Tensor]
+    seen: Seen
+
+
+@lru_cache(maxsize=None)
+def built(name: str) -> Built:
+    """The golden `name`, or a variant: a golden with a few keys changed, made on the spot."""
+    golden, changes = VARIANTS.get(name, (name, {}))
+    config = {**json.loads((GOLDEN / golden / "config.json").read_text()), **changes}
+    with tempfile.TemporaryDirectory() as tmp:
+        (Path(tmp) / "config.json").write_text(json.dumps(config))
+        with warnings.catch_warnings():  # Llama 4's vision rotation is complex; here it is looked at only where it is 1
+            warnings.filterwarnings("ignore", "Casting complex values")
+            hf = make_golden.build(Path(tmp))
+        hf.save_pretrained(tmp)
+        stored = {k: v for file in sorted(Path(tmp).glob("*.safetensors")) for k, v in load_file(file).items()}
+    header = {k: (tuple(v["shape"]), v["kind"]) for k, v in make_golden.header(hf).items()}
+    total = sum(p.numel() for p in set(hf.parameters()))
+    return Built(model=arch.describe(config, name), total=total, header=header, stored=stored, seen=watch(hf))
+
+
+# --- what transformers computes
+
+
+def watch(hf: nn.Module) -> Seen:
+    """What goes in and comes out of every part, by canonical path of the part."""
+    seen: Seen = defaultdict(dict)
+    with torch.no_grad(), ExitStack() as stack:
+        lm = make_golden.decoder(hf)
+        for module in lm.modules():  # YaRN and longrope scale cos and sin; without that, position 0 is the identity
+            for name in [n for n in vars(module) if n.endswith("attention_scaling")]:
+                setattr(module, name, 1.0)
+        layers = find(lm, r"(DecoderLayer|GPT2Block|GPTNeoXLayer)$")
+        parts = {f"layers.{i}": layer for i, layer in enumerate(layers)}
+        tower = next((m for m in hf.children() for m in (m, *m.children()) if "Vision" in type(m).__name__), None)
+        if tower is not None:
+            parts |= {f"vision.layers.{i}": layer for i, layer in enumerate(find(tower, "EncoderLayer$"))}
+        for at, layer in parts.items():
+            stack.enter_context(watch_layer(layer, seen[at]))
+        head = lm.get_output_embeddings()
+        stack.enter_context(hooked(head, seen["head"], "in", "out"))
+        vocab = head.weight.shape[0]
+        ids, rows = torch.arange(vocab), torch.arange(vocab) % 64  # 64: GPT-2's table
+        turns = {"position_ids": rows[:, None]} if "GPT2" in type(lm).__name__ else {}
+        lm(ids[:, None], use_cache=False, **turns)
+        seen["embed"] |= {"ids": ids, "rows": rows}
+        if tower is not None:
+            watch_tower(hf, tower, seen, stack)
+    for i, layer in enumerate(layers):
+        watch_experts(child(layer, MLP_CLASS), seen[f"layers.{i}"])
+    return {k: dict(v) for k, v in seen.items()}
+
+
+MLP_CLASS = r"(MLP|Moe|MoE|MoeBlock)$"
+
+
+def find(module: nn.Module, cls: str) -> nn.ModuleList:
+    """The list of blocks inside `module`."""
+    return next(m for m in module.modules() if isinstance(m, nn.ModuleList) and re.search(cls, type(m[0]).__name__))
+
+
+def child(module: nn.Module, cls: str) -> nn.Module:
+    (one,) = [m for m in module.children() if re.search(cls, type(m).__name__)]
+    return one
+
+
+@contextmanager
+def hooked(module: nn.Module, into: dict[str, Any], before: str, after: str) -> Iterator[None]:
+    """Note the first argument and the (first) result of every call; clones, since some code adds in place."""
+
+    def flat(x: Tensor) -> Tensor:
+        return x.detach().clone().flatten(0, -2)
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        into[after] = flat(out[0] if isinstance(out, tuple) else out)
+
+    def pre(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        into[before] = flat(args[0] if args else next(iter(kwargs.values())))
+
+    handles = (module.register_forward_pre_hook(pre, with_kwargs=True),
+               module.register_forward_hook(hook, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def watch_layer(layer: nn.Module, s: dict[str, Any]) -> Iterator[None]:
+    """in, attn_in, q, k, v, mixed, attn_out, mlp_in, mlp_out, out of one block."""
+    attn, mlp = child(layer, "Attention"), child(layer, MLP_CLASS)
+    code = sys.modules[type(attn).__module__]
+    s["l2"] = getattr(attn, "qk_norm", None)
+    s["evens_first"] = hasattr(code, "apply_rotary_pos_emb_interleave") and attn.config.rope_interleave
+    s["still"] = slice(-1, None) if "Llama4Vision" in type(attn).__name__ else slice(None)  # its class token only
+
+    def note(q: Tensor, k: Tensor, v: Tensor) -> None:
+        for name, x in zip("qkv", (q, k, v), strict=True):
+            s[name] = x.transpose(1, 2).flatten(0, 1).clone()
+
+    with ExitStack() as stack:
+        stack.enter_context(hooked(layer, s, "in", "out"))
+        stack.enter_context(hooked(attn, s, "attn_in", "attn_out"))
+        stack.enter_context(hooked(mlp, s, "mlp_in", "mlp_out"))
+        if hasattr(attn, "_split_heads"):  # Falcon computes attention itself; one token's attention is its v
+            split = attn._split_heads
+
+            def falcon(fused: Tensor) -> tuple[Tensor, ...]:
+                q, k, v = split(fused)
+                note(*(x.transpose(1, 2) for x in (q, k, v)))
+                s["mixed"] = v.expand(q.shape).flatten(2).flatten(0, 1)
+                return q, k, v
+
+            stack.enter_context(patch.object(attn, "_split_heads", falcon))
+        for name in [n for n in vars(code) if n.endswith("eager_attention_forward")]:
+            stack.enter_context(patch.object(code, name, noting(getattr(code, name), attn, note, s)))
+        yield
+
+
+def noting(eager: Any, attn: nn.Module, note: Any, s: dict[str, Any]) -> Any:
+    """transformers' own attention function, noting what `attn` passes and gets."""
+
+    def call(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
+        mixed, weights = eager(module, q, k, v, *args, **kwargs)
+        if module is attn:
+            note(q, k, v)
+            s["mixed"], s["scaling"] = mixed.flatten(-2).flatten(0, 1).clone(), kwargs.get("scaling")
+        return mixed, weights
+
+    return call
+
+
+def watch_experts(mlp: nn.Module, s: dict[str, Any]) -> None:
+    """For a mixture: logits of its router, each expert's output for every token, and what is added beside them."""
+    inside = {type(m).__name__: m for m in mlp.children()}
+    experts = next((m for n, m in inside.items() if "Experts" in n), None)
+    if experts is None:
+        return
+    router = next(m for n, m in inside.items() if "Router" in n)
+    x, n = s["mlp_in"], experts.down_proj.shape[0]
+    out = router(x)
+    llama4 = "Llama4" in type(mlp).__name__
+    with torch.no_grad():
+        s["router"] = out[1 if llama4 else 0].detach()
+        s["correction"] = getattr(router, "e_score_correction_bias", None)
+        if llama4:
+            s["experts"] = experts(x.repeat(n, 1)).view(n, *x.shape)
+            routed = experts((x.repeat(n, 1) * out[0].T.reshape(-1, 1))).view(n, *x.shape).sum(0)
+        else:
+            one = torch.ones(len(x), 1)
+            s["experts"] = torch.stack([experts(x, torch.full((len(x), 1), e), one) for e in range(n)])
+            routed = experts(x, out[2], out[1].to(x.dtype))
+        s["beside"] = s["mlp_out"] - routed
+
+
+def watch_tower(hf: nn.Module, tower: nn.Module, seen: Seen, stack: ExitStack) -> None:
+    """The vision tower on a random picture, then the projector on what it gives."""
+    v, own = seen["vision"], {type(m).__name__: m for m in tower.children()}
+    v["pixels"] = torch.randn(1, 3, 28, 28, generator=torch.Generator().manual_seed(3))
+    for name, module in own.items():
+        if name in ("SiglipVisionEmbeddings", "Llama4VisionPixelShuffleMLP"):
+            stack.enter_context(hooked(module, v, f"{name}.in", f"{name}.out"))
+        if name == "Llama4VisionPixelShuffleMLP":
+            stack.enter_context(hooked(module.mlp, v, "mlp.in", "mlp.out"))
+    out = tower(v["pixels"]).last_hidden_state
+    v["out"] = out.detach().flatten(0, -2)
+    projector = child(next(m for m in hf.modules() if any("Projector" in type(c).__name__ for c in m.children())),
+                      "Projector")
+    for norm in projector.children():
+        stack.enter_context(hooked(norm, seen["projector"], "norm.in", "norm.out"))
+    stack.enter_context(hooked(projector, seen["projector"], "in", "out"))
+    projector(out)
+
+
+# --- the same from canonical tensors
+
+
+class Canonical(dict[str, Tensor]):
+    """Canonical tensors by name; remembers which were used."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self.used: set[str] = set()
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.used.add(name)
+        return super().__getitem__(name)
+
+
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu}
+
+
+def linear(t: Canonical, at: str, x: Tensor, bias: bool = False) -> Tensor:
+    return F.linear(x, t[f"{at}.weight"], t[f"{at}.bias"] if bias else None)
+
+
+def normed(norm: Norm | None, t: Canonical, at: str, x: Tensor) -> Tensor:
+    """x under `norm`, x itself where there is none. A norm for each head takes (T, H, D)."""
+    if norm is None:
+        return x
+    paths = [f"{at}.{e}" for e in range(norm.heads)] if norm.heads else [at]
+    weight, bias = (
+        torch.stack([t[f"{p}.{leaf}"] for p in paths]).squeeze(0) if there else None
+        for leaf, there in (("weight", norm.weight), ("bias", norm.bias))
+    )
+    if norm.kind == "layer":
+        x = F.layer_norm(x, x.shape[-1:], eps=norm.eps)
+    else:
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps)
+    if weight is not None:
+        x = x * (weight + 1 if norm.offset else weight)
+    return x if bias is None else x + bias
+
+
+def layer_claims(layer: Layer, at: str, t: Canonical, s: dict[str, Any]) -> Iterator[Claim]:
+    """One block, each branch from the input that transformers gave it."""
+    x, a, m = s["in"], s["attn_out"], s["mlp_out"]
+    yield "attn_norm", normed(layer.attn_norm, t, f"{at}.attn_norm", x), s["attn_in"]
+    claims = latent_claims if isinstance(layer.attn, LatentAttention) else attention_claims
+    yield from claims(layer.attn, f"{at}.attn", t, s)  # type: ignore[arg-type]
+    assert not layer.post_residual
+    stream = x + normed(layer.attn_post_norm, t, f"{at}.attn_post_norm", a)
+    if layer.parallel:
+        fed = normed(layer.mlp_norm, t, f"{at}.mlp_norm", x) if layer.mlp_norm else s["attn_in"]
+    else:
+        fed = normed(layer.mlp_norm, t, f"{at}.mlp_norm", stream)
+    yield "mlp_norm", fed, s["mlp_in"]
+    if isinstance(layer.mlp, MoE):
+        yield from moe_claims(layer.mlp, f"{at}.mlp", t, s)
+    else:
+        yield "mlp", feed_forward(layer.mlp, f"{at}.mlp", t, s["mlp_in"]), m
+    yield "out", stream + normed(layer.mlp_post_norm, t, f"{at}.mlp_post_norm", m), s["out"]
+
+
+def attention_claims(attn: Attention, at: str, t: Canonical, s: dict[str, Any]) -> Iterator[Claim]:
+    x, still = s["attn_in"], s["still"]
+    for one, heads, norm in (("q", attn.n_heads, attn.q_norm), ("k", attn.n_kv_heads, attn.k_norm),
+                             ("v", attn.n_kv_heads, None)):
+        ours = linear(t, f"{at}.{one}", x, attn.qkv_bias)
+        if norm and norm.dim != attn.head_dim:
+            ours, norm = normed(norm, t, f"{at}.{one}_norm", ours), None
+        ours = normed(norm, t, f"{at}.{one}_norm", ours.view(len(x), heads, attn.head_dim))
+        if s["l2"] is not None and one in "qk":
+            ours = s["l2"](ours)
+        theirs = s[one]
+        if attn.clip:
+            ours = ours.clamp(-attn.clip, attn.clip)
+        ours = ours.repeat_interleave(theirs.shape[1] // heads, 1)
+        yield one, ours[still if one in "qk" else slice(None)], theirs[still if one in "qk" else slice(None)]
+    if attn.sinks:  # a softmax over one score and the sink
+        k, v = (s[c].repeat_interleave(attn.n_heads // attn.n_kv_heads, 1) for c in "kv")
+        score = (s["q"] * k).sum(-1) * s["scaling"]
+        yield "sinks", (torch.sigmoid(score - t[f"{at}.sinks"])[..., None] * v).flatten(1), s["mixed"]
+    yield "o", linear(t, f"{at}.o", s["mixed"], attn.o_bias), s["attn_out"]
+
+
+def latent_claims(attn: LatentAttention, at: str, t: Canonical, s: dict[str, Any]) -> Iterator[Claim]:
+    x, heads = s["attn_in"], attn.n_heads
+
+    def turned(y: Tensor) -> Tensor:
+        return torch.cat((y[..., ::2], y[..., 1::2]), -1) if s["evens_first"] else y
+
+    if attn.q_rank is None:
+        q = linear(t, f"{at}.q", x)
+    else:
+        q = linear(t, f"{at}.q_a", x, attn.bias)
+        q = linear(t, f"{at}.q_b", normed(Norm(dim=attn.q_rank, eps=attn.eps), t, f"{at}.q_a_norm", q))
+    q = q.view(len(x), heads, -1)
+    yield "q", torch.cat((q[..., :attn.qk_nope], turned(q[..., attn.qk_nope:])), -1), s["q"]
+    latent, rope = linear(t, f"{at}.kv_a", x, attn.bias).split((attn.kv_rank, attn.qk_rope), -1)
+    latent = normed(Norm(dim=attn.kv_rank, eps=attn.eps), t, f"{at}.kv_a_norm", latent)
+    k = linear(t, f"{at}.k_b", latent).view(len(x), heads, attn.qk_nope)
+    yield "k", torch.cat((k, turned(rope)[:, None].expand(-1, heads, -1)), -1), s["k"]
+    yield "v", linear(t, f"{at}.v_b", latent).view(len(x), heads, attn.v_dim), s["v"]
+    yield "o", linear(t, f"{at}.o", s["mixed"], attn.bias), s["attn_out"]
+
+
+def feed_forward(mlp: MLP, at: str, t: Canonical, x: Tensor) -> Tensor:
+    up = linear(t, f"{at}.up", x, mlp.bias)
+    if mlp.activation == "swigluoai":  # gpt-oss: clamped at 7, a sigmoid of 1.702 x, up + 1
+        gate = linear(t, f"{at}.gate", x, mlp.bias).clamp(max=7.0)
+        inner = (up.clamp(-7.0, 7.0) + 1) * gate * torch.sigmoid(1.702 * gate)
+    elif mlp.gated:
+        inner = ACTIVATIONS[mlp.activation](linear(t, f"{at}.gate", x, mlp.bias)) * up
+    else:
+        inner = ACTIVATIONS[mlp.activation](up)
+    return linear(t, f"{at}.down", inner, mlp.bias)
+
+
+def moe_claims(moe: MoE, at: str, t: Canonical, s: dict[str, Any]) -> Iterator[Claim]:
+    x = s["mlp_in"]
+    yield "router", linear(t, f"{at}.router", x, moe.router_bias), s["router"]
+    if moe.correction_bias:
+        yield "correction_bias", t[f"{at}.router.correction_bias"], s["correction"]
+    for e in range(moe.n_experts):
+        yield f"experts.{e}", feed_forward(moe.expert, f"{at}.experts.{e}", t, x), s["experts"][e]
+    if moe.shared:
+        shared = feed_forward(moe.shared, f"{at}.shared", t, x)
+        yield "shared", torch.sigmoid(linear(t, f"{at}.shared_gate", x)) * shared if moe.shared_gate else shared, \
+            s["beside"]
+
+
+def claims(model: Model, t: Canonical, seen: Seen) -> Iterator[Claim]:
+    """Everything that the canonical tensors of `model` can be held to."""
+    e = seen["embed"]
+    x = t["embed.weight"][e["ids"]] * (model.embed.scale or 1.0)
+    if model.positions:
+        x = x + t["pos_embed.weight"][e["rows"]]
+    yield "embed", x, seen["layers.0"]["in"]
+    for i, layer in enumerate(model.layers):
+        for what, ours, theirs in layer_claims(layer, f"layers.{i}", t, seen[f"layers.{i}"]):
+            yield f"layers.{i}.{what}", ours, theirs
+    yield "norm", normed(model.norm, t, "norm", seen[f"layers.{model.n_layers - 1}"]["out"]), seen["head"]["in"]
+    matrix = t["embed.weight"] if model.tied else t["head.weight"]
+    yield "head", F.linear(seen["head"]["in"], matrix, t["head.bias"] if model.head.bias else None), seen["head"]["out"]
+    if model.sections:
+        yield from vision_claims(t, seen)
+
+
+def vision_claims(t: Canonical, seen: Seen) -> Iterator[Claim]:
+    """SigLIP with Gemma 3's projector, or Llama 4's tower with its adapter."""
+    v, p, llama4 = seen["vision"], seen["projector"], "vision.class" in t
+    hidden, wide = t["vision.layers.0.attn.q.weight"].shape[0], t["vision.layers.0.mlp.up.weight"].shape[0]
+    norm = Norm(dim=hidden, eps=1e-5 if llama4 else 1e-6, kind="layer", bias=True)
+    block = Layer(
+        attn=Attention(hidden=hidden, n_heads=3, n_kv_heads=3, head_dim=hidden // 3, qkv_bias=True, o_bias=True),
+        mlp=MLP(hidden=hidden, ffn=wide, activation="gelu" if llama4 else "gelu_tanh", gated=False, bias=True),
+        attn_norm=norm, mlp_norm=norm,
+    )
+    first, last = seen["vision.layers.0"]["in"], seen["vision.layers.1"]["out"]
+    if llama4:
+        patches = linear(t, "vision.patch", F.unfold(v["pixels"], 7, stride=7).mT)[0]
+        stream = torch.cat((patches, t["vision.class"][None])) + t["vision.positions"]
+        yield "vision.embed", normed(norm, t, "vision.pre_norm", stream), first
+    else:
+        patches = F.conv2d(v["pixels"], t["vision.patch.weight"], t["vision.patch.bias"], stride=7).flatten(2).mT[0]
+        yield "vision.embed", patches + t["vision.positions.weight"], first
+    for i in range(2):
+        for what, ours, theirs in layer_claims(block, f"vision.layers.{i}", t, seen[f"vision.layers.{i}"]):
+            yield f"vision.layers.{i}.{what}", ours, theirs
+    out = normed(norm, t, "vision.norm", last)
+    if llama4:
+        yield "vision.norm", out[:-1], v["Llama4VisionPixelShuffleMLP.in"]
+        inner = F.gelu(linear(t, "vision.adapter.up", v["mlp.in"]))
+        yield "vision.adapter", F.gelu(linear(t, "vision.adapter.down", inner)), v["mlp.out"]
+        yield "projector", F.linear(p["in"], t["projector.weight"]), p["out"]
+    else:
+        yield "vision.norm", out, v["out"]
+        small = normed(Norm(dim=hidden, eps=1e-6, offset=True), t, "projector.norm", p["norm.in"])
+        yield "projector", small @ t["projector.weight"], p["out"]
+
+
+# --- verdicts
+
+
+def canonical(b: Built, rules: Sequence[Rule]) -> Canonical:
+    """Every canonical tensor, read from the stored ones by `rules`."""
+    out: dict[str, Tensor] = {}
+    for s in stored_tensors(b.model, rules):
+        out.update(read(s, b.stored[s.name], b.model))
+    return Canonical(out)
+
+
+def inventory(model: Model, rules: Sequence[Rule]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """{stored name: (shape, kind)} as `rules` say."""
+    out = {}
+    for s in stored_tensors(model, rules):
+        (kind,) = {t.kind for t in s.of}
+        out[s.name] = (s.shape, kind)
+    return out
+
+
+def wrong(b: Built, t: Canonical) -> str | None:
+    """The first canonical tensor that is not what its name says, None if all are."""
+    for tensor in b.model.tensors():
+        if tuple(t.get(tensor.name, torch.empty(0)).shape) != tensor.shape:
+            return f"shape of {tensor.name}"
+    for what, ours, theirs in claims(b.model, t, b.seen):
+        if ours.shape != theirs.shape:
+            return f"shape of {what}: {tuple(ours.shape)}, not {tuple(theirs.shape)}"
+        off = float((ours - theirs).abs().max() / theirs.abs().max())
+        if not off < 1e-4:
+            return f"content of {what}: off by {off:.2g} of the largest value"
+    return None
+
+
+def verdict(b: Built, rules: Sequence[Rule]) -> str | None:
+    """What is wrong with `rules` as the names of this model; None where no check sees anything."""
+    try:
+        if inventory(b.model, rules) != b.header:
+            return "names or shapes"
+        return wrong(b, canonical(b, rules))
+    except (KeyError, IndexError, ValueError, RuntimeError, AssertionError) as e:
+        return f"refused with {type(e).__name__}"

@@ -1,0 +1,196 @@
+"""Real published configs against transformers on the meta device, and the bundled presets against published totals.
+
+transformers is an oracle, not the truth. On the types that llamactl knows it agrees everywhere it is asked here; where
+it is known to differ, the difference is not about parameters: Falcon's expanded KV heads (test_golden.py) and the tie
+of Mistral-Small-3.1, a type that llamactl refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from llamactl import arch
+from llamactl.errors import InputRefused
+from llamactl.spec.model import Model
+from llamactl.spec.parts import LatentAttention
+from llamactl.spec.rope import Rope
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT.parent / "shared" / "configs"
+FOLDERS = sorted(p.name for p in CONFIGS.iterdir()) if CONFIGS.is_dir() else []
+
+
+def config(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((CONFIGS / name / "config.json").read_text(encoding="utf-8"))
+    return data
+
+
+KNOWN = [name for name in FOLDERS if config(name).get("model_type") in arch.families()]
+PRESETS = sorted((ROOT / "presets" / "models").glob("*.yaml"))
+
+
+@lru_cache(maxsize=1)
+def oracle(transformers: ModuleType, name: str) -> Any:
+    """The model that transformers makes of the file, without memory behind it."""
+    import torch
+
+    data = {k: v for k, v in config(name).items() if k not in ("quantization_config", "auto_map")}
+    made = transformers.AutoConfig.for_model(**data)
+    auto = transformers.AutoModelForCausalLM
+    if hasattr(made, "vision_config"):
+        auto = transformers.AutoModelForImageTextToText
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return auto.from_config(made)
+
+
+# What a parameter of transformers is counted under; the first that matches its name. Fused ones are split below.
+COMPONENTS = (
+    (r"vision_(tower|model)\.", "vision"), (r"multi_modal_projector", "projector"),
+    (r"embed_tokens|wte|embed_in|word_embeddings", "token_embedding"), (r"wpe", "position_embedding"),
+    (r"lm_head|embed_out", "lm_head"), (r"norm|\.ln_", "norms"),
+    (r"c_attn|qkv_proj|query_key_value", "qkv"), (r"\.kv_b_proj", "kv_b"), (r"\.kv_a_proj|sinks", "attention.other"),
+    (r"\.q(_a|_b)?_proj", "attention.q"), (r"\.k_proj", "attention.k"), (r"\.v_proj", "attention.v"),
+    (r"self_attn\.(o_proj|dense)|attn\.c_proj|attention\.dense", "attention.o"),
+    (r"\.experts\.", "feed_forward.routed_experts"), (r"shared_expert", "feed_forward.shared_experts"),
+    (r"\.router\.|(mlp|block_sparse_moe)\.gate\.", "feed_forward.router"), (r"gate_up_proj", "gate_up"),
+    (r"gate_proj", "feed_forward.gate"), (r"up_proj|c_fc|fc1|dense_h_to_4h", "feed_forward.up"),
+    (r"down_proj|mlp\.c_proj|fc2|dense_4h_to_h", "feed_forward.down"),
+)
+
+
+def counted(hf: Any) -> Counter[str]:
+    """Parameters of a transformers model by component, from their names and the config's head counts."""
+    text = hf.config.get_text_config()
+    heads = text.num_attention_heads
+    kv = getattr(text, "num_kv_heads" if text.model_type == "falcon" else "num_key_value_heads", None) or heads
+    out: Counter[str] = Counter()
+    for name, p in hf.named_parameters():
+        component = next(c for pattern, c in COMPONENTS if re.search(pattern, name))
+        shares = {component: 1}
+        if component == "qkv":
+            shares = {"attention.q": heads, "attention.k": kv, "attention.v": kv}
+        if component == "kv_b":
+            shares = {"attention.k": text.qk_nope_head_dim, "attention.v": text.v_head_dim}
+        if component == "gate_up":
+            shares = {"feed_forward.gate": 1, "feed_forward.up": 1}
+        for c, share in shares.items():
+            part, left = divmod(p.numel() * share, sum(shares.values()))
+            assert left == 0
+            out[c] += part
+    return out
+
+
+def by_role(model: Model) -> Counter[str]:
+    """The same from our parts."""
+    out: Counter[str] = Counter()
+    for leaf in model.outer_leaves():
+        out[leaf.role] += leaf.elements
+    for layer, n in model.distinct_layers():
+        for leaf in layer.leaves():
+            out[leaf.role] += n * leaf.elements * (leaf.kind == "param")
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN)
+def test_parameters(make_golden: ModuleType, name: str) -> None:
+    hf = oracle(make_golden.transformers, name)
+    model = arch.describe(config(name), name)
+    assert model.total() == sum(p.numel() for p in set(hf.parameters()))
+    theirs = counted(hf)
+    assert {k: v for k, v in by_role(model).items() if v} == {k: v for k, v in theirs.items() if v}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN)
+def test_windows(make_golden: ModuleType, name: str) -> None:
+    """Which layers see how far: layer_types where transformers has it, else one window for all or none."""
+    text = oracle(make_golden.transformers, name).config.get_text_config()
+    model = arch.describe(config(name), name)
+    window = getattr(text, "sliding_window", None)
+    everywhere = "sliding_attention" if window else "full_attention"
+    words = getattr(text, "layer_types", None) or [everywhere] * text.num_hidden_layers
+    reach = {"full_attention": (None, None), "sliding_attention": ("sliding", window),
+             "chunked_attention": ("chunked", getattr(text, "attention_chunk_size", None))}
+    theirs = [reach[word] for word in words]
+    caches = [layer.attn.cache() for layer in model.layers]
+    assert [(c.kind if c.window else None, c.window) for c in caches] == theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN)
+def test_rope(make_golden: ModuleType, name: str) -> None:
+    """Base, scheme, factor and rotated share, layer by layer."""
+    text = oracle(make_golden.transformers, name).config.get_text_config()
+    model = arch.describe(config(name), name)
+    given = getattr(text, "rope_parameters", None) or {}
+    words = getattr(text, "layer_types", None) or ["full_attention"] * model.n_layers
+    for layer, word in zip(model.layers, words, strict=True):
+        theirs = given.get(word, given)
+        ours = layer.attn.rope
+        if ours is None:  # GPT-2 and Llama 4's layers without positions
+            assert text.model_type in ("gpt2", "llama4_text")
+            continue
+        assert isinstance(ours, Rope)
+        assert ours.theta == theirs["rope_theta"]
+        assert (ours.scaling.kind if ours.scaling else "default") == theirs["rope_type"]
+        if ours.scaling and ours.scaling.factor:
+            assert ours.scaling.factor == theirs["factor"]
+        whole = layer.attn.qk_rope if isinstance(layer.attn, LatentAttention) else layer.attn.head_dim
+        share = 1.0 if isinstance(layer.attn, LatentAttention) else theirs.get("partial_rotary_factor") or 1.0
+        assert ours.dim == int(whole * share)
+
+
+@pytest.mark.parametrize("name", [name for name in FOLDERS if name not in KNOWN])
+def test_unknown_types_are_refused_with_near_ones(name: str) -> None:
+    data = config(name)
+    with pytest.raises(InputRefused) as caught:
+        arch.describe(data, f"{name}/config.json")
+    error = caught.value
+    assert error.exit_code == 3
+    assert error.code == ("config-remote-code" if "auto_map" in data else "config-model-type")
+    near = error.message.rpartition("nearest known: ")[2].split(", ")
+    assert near
+    assert set(near) <= set(arch.families())
+    assert repr(data["model_type"]) in error.message
+    assert "\n" not in error.line()
+
+
+@pytest.mark.parametrize("file", PRESETS, ids=lambda p: p.stem)
+def test_presets_have_their_published_total(file: Path) -> None:
+    preset = yaml.safe_load(file.read_text(encoding="utf-8"))
+    model = arch.describe(preset["config"], file.name)
+    published = preset.get("published", {}).get("total")
+    if published is not None:
+        assert model.total() == published
+    assert model.notes == ()
+    assert preset["name"] == file.stem
+
+
+def test_most_presets_have_a_published_total() -> None:
+    with_total = [f for f in PRESETS if yaml.safe_load(f.read_text(encoding="utf-8")).get("published", {}).get("total")]
+    assert len(PRESETS) > 50
+    assert len(with_total) > 0.8 * len(PRESETS)
+
+
+@pytest.mark.parametrize(("preset", "total"), [
+    ("gpt2", 124_439_808), ("smollm2-135m", 134_515_008), ("llama-2-7b", 6_738_415_616), ("llama-3-8b", 8_030_261_248),
+    ("llama-3.1-405b", 405_853_388_800), ("mistral-7b-v0.1", 7_241_732_096), ("gemma-2-9b", 9_241_705_984),
+    ("mixtral-8x7b", 46_702_792_704), ("qwen3-30b-a3b", 30_532_122_624), ("gpt-oss-20b", 20_914_757_184),
+    ("deepseek-v3", 671_026_404_352),
+])
+def test_totals_known_by_two_methods(preset: str, total: int) -> None:
+    """Written here a second time: a preset's own number cannot vouch for its config."""
+    file = ROOT / "presets" / "models" / f"{preset}.yaml"
+    assert arch.describe(yaml.safe_load(file.read_text(encoding="utf-8"))["config"], preset).total() == total
