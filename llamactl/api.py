@@ -52,12 +52,10 @@ def load(ref: str | None = None, *, edits: Sequence[str] = (), offline: bool = F
 def _describe(found: Resolved) -> Model:
     where = found.path or f"preset:{found.id}"
     if found.form == "hf":
-        assert found.config is not None
         return arch.describe(found.config, where)
     if found.form == "meta":
         from llamactl.arch._meta import from_params
 
-        assert found.config is not None
         return arch.describe(from_params(found.config, where), where)
     from llamactl.arch._gguf import describe_gguf
     from llamactl.checkpoint.gguf import read_header

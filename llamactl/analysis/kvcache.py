@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from llamactl.analysis.dtypes import unknown_dtype, weights_dtype
 from llamactl.analysis.engines import ENGINES, Engine
 from llamactl.analysis.layers import Ranges, ranges
-from llamactl.analysis.params import unknown_dtype, weights_dtype
 from llamactl.errors import UsageError
 from llamactl.spec.dtype import TORCH_NAMES, DType, find_dtype
 from llamactl.spec.model import Model
@@ -108,7 +108,7 @@ def kv_cache(
     ctx: int | Sequence[int],
     *,
     batch: int | Sequence[int] = 1,
-    dtype: str | Sequence[str] | None = None,
+    dtype: str | Sequence[str | None] | None = None,
     k_dtype: str | None = None,
     v_dtype: str | None = None,
     tp: int = 1,

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+from llamactl.analysis.dtypes import named, weights_dtype
 from llamactl.analysis.layers import ranges
-from llamactl.errors import UsageError
-from llamactl.spec.dtype import TORCH_NAMES, DType, find_dtype
+from llamactl.spec.dtype import TORCH_NAMES
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.parts import Leaf, MoE
 
@@ -164,40 +164,11 @@ def params(model: Model, *, id: str | None = None, dtype: str | None = None) -> 
         dtype=TORCH_NAMES.get(cost.name, cost.name),
         dtype_from=dtype_from,
         weights_bytes=cost.bytes(total),
-        weights_at={d.name: d.bytes(total) for d in (_dtype("fp32"), _dtype("bf16"), _dtype("int8"), _dtype("int4"))},
+        weights_at={d.name: d.bytes(total) for d in (named("fp32"), named("bf16"), named("int8"), named("int4"))},
         quantization=model.quantization,
         not_counted=_not_counted(model),
         layer_groups=tuple(groups),
     )
-
-
-def weights_dtype(model: Model, asked: str | None) -> tuple[DType, str]:
-    """(dtype to cost weights in, where it comes from): asked for, else the config's, else float32 as PyTorch has it."""
-    if asked is not None:
-        found = find_dtype(asked)
-        if found is None:
-            raise unknown_dtype(asked)
-        return found, "asked for"
-    if model.dtype is not None:
-        return _dtype(model.dtype), "config"
-    return _dtype("fp32"), "the config names none; float32 is PyTorch's default"
-
-
-def unknown_dtype(word: str) -> UsageError:
-    """The error for a dtype nobody knows, naming a near one."""
-    from difflib import get_close_matches
-
-    from llamactl.spec.dtype import ALIASES, DTYPES
-
-    near = get_close_matches(word.lower(), [*DTYPES, *ALIASES], 1)
-    return UsageError("dtype", f"{word!r} is not a known dtype",
-                      help=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(DTYPES)}")
-
-
-def _dtype(name: str) -> DType:
-    found = find_dtype(name)
-    assert found is not None
-    return found
 
 
 def _components(every: Counter[str]) -> Components:

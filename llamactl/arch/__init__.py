@@ -5,7 +5,6 @@ A file is found by the model types it lists; there is no other list. Files that 
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from collections.abc import Mapping
@@ -19,19 +18,19 @@ from llamactl.spec.config import Config
 from llamactl.spec.model import Model
 from llamactl.spec.naming import Rule
 
-_LISTED = re.compile(r"^MODEL_TYPES = (\(.*?\))$", re.M | re.S)
-
 
 @lru_cache
 def families() -> Mapping[str, str]:
     """{model_type: family file} of every file in this folder, read from their text without importing them."""
+    import ast
+
     folder = os.path.dirname(__file__)
     out: dict[str, str] = {}
     for name in sorted(os.listdir(folder)):
         if not name.endswith(".py") or name.startswith("_"):
             continue
         with open(os.path.join(folder, name), encoding="utf-8") as f:
-            listed = _LISTED.search(f.read())
+            listed = re.search(r"^MODEL_TYPES = (\(.*?\))$", f.read(), re.M | re.S)
         if listed is None:
             raise RuntimeError(f"arch/{name} has no MODEL_TYPES")
         for model_type in ast.literal_eval(listed[1]):
@@ -46,7 +45,17 @@ def family(name: str) -> ModuleType:
     return import_module(f"llamactl.arch.{name}")
 
 
-def describe(data: Mapping[str, Any], path: str) -> Model:
+def find(model_type: str) -> ModuleType | None:
+    """The family that lists `model_type`; most files are named after it, and then the others are not even read."""
+    if model_type.isidentifier() and os.path.isfile(os.path.join(os.path.dirname(__file__), model_type + ".py")):
+        module = family(model_type)
+        if model_type in getattr(module, "MODEL_TYPES", ()):
+            return module
+    name = families().get(model_type)
+    return family(name) if name else None
+
+
+def describe(data: Any, path: str) -> Model:
     """The Model that a config.json says. data: the parsed object. path: its name in errors.
 
     Raises InputRefused for an unknown model_type (naming near ones) and for every value that cannot be judged.
@@ -62,9 +71,10 @@ def describe(data: Mapping[str, Any], path: str) -> Model:
                            help="add \"model_type\" to the file, e.g. \"llama\"")
     if not isinstance(model_type, str):
         raise cfg.refuse("config-type", "model_type is not a string")
-    if model_type not in families():
+    found = find(model_type)
+    if found is None:
         raise _unknown(cfg, model_type)
-    model: Model = family(families()[model_type]).describe(cfg)
+    model: Model = found.describe(cfg)
     return model
 
 

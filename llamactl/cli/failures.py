@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import typer
@@ -19,11 +17,10 @@ _CLICK_USAGE: Any = typer.BadParameter.__mro__[1]
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 
 
-@dataclass(slots=True)
 class Outcome:
     """The exit code, filled in when the command ends."""
 
-    code: int = 0
+    code = 0
 
 
 class _Terminated(BaseException):
@@ -87,6 +84,8 @@ def _wants_json(argv: Sequence[str]) -> bool:
 
 def _report(e: LlamactlError, argv: Sequence[str]) -> int:
     if _wants_json(argv):
+        import json
+
         command = next((a for a in argv if not a.startswith("-")), None)
         body = {"schema": 1, "command": command, "error": e.to_dict()}
         try:
@@ -114,10 +113,8 @@ def _bug(e: Exception, argv: Sequence[str]) -> int:
 
 
 def _say(line: str, code: int) -> int:
-    try:
+    with suppress(BrokenPipeError):
         print(line, file=sys.stderr, flush=True)
-    except BrokenPipeError:
-        pass
     return code
 
 

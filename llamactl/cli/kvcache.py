@@ -51,7 +51,7 @@ def kv_cache(
     over = sweep(sweep_) if sweep_ else {}
     contexts = token_list([*(ctx or ()), *over.get("ctx", ())])
     batches = [tokens(b, "--batch") for v in (*(batch or ()), *over.get("batch", ())) for b in v.split(",") if b]
-    dtypes = over.get("dtype", []) or [dtype]
+    dtypes: list[str | None] = [*over.get("dtype", ())] or [dtype]
     loaded = load_all(models, set_, reach)
     reports = [
         cost(x.model, contexts or [_own_context(x)], batch=batches or [1], dtype=dtypes, k_dtype=k_dtype,

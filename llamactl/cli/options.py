@@ -8,8 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,8 +17,7 @@ from llamactl.errors import UsageError
 FORMATS = ("table", "plain", "json", "csv", "md")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(NamedTuple):
     """How to answer: format, and how much. color: True, False or None to decide by the stream."""
 
     format: str
@@ -28,8 +26,7 @@ class Output:
     color: bool | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class Access(NamedTuple):
     """How models may be reached. offline: no socket is ever opened. hub: the network wins over a bundled preset."""
 
     offline: bool
@@ -40,8 +37,8 @@ def complete_model(incomplete: str) -> list[str]:
     """Presets, their Hub ids and models in the local Hub cache; never the network."""
     from llamactl.source import presets
 
-    ids = [i for p in presets.every() for i in p.hub]
-    return [x for x in (*presets.names(), *ids, *_cached_models()) if x.lower().startswith(incomplete.lower())]
+    known = (*presets.names(), *presets.hub_ids(), *_cached_models())
+    return [x for x in dict.fromkeys(known) if x.lower().startswith(incomplete.lower())]
 
 
 def _cached_models() -> list[str]:
@@ -139,12 +136,9 @@ def _choice(option: str, word: str, known: tuple[str, ...]) -> UsageError:
                       help=f"did you mean {near[0]!r}?" if near else None)
 
 
-_COUNT = re.compile(r"(\d[\d_,]*)([kmg]i?)?(?:tok(?:ens)?)?", re.I)
-
-
 def tokens(text: str, option: str = "--ctx") -> int:
     """A token count: 8192, 8,192, 128k (= 131,072: k is 2^10 tokens, m 2^20)."""
-    match = _COUNT.fullmatch(text.strip())
+    match = re.fullmatch(r"(\d[\d_,]*)([kmg]i?)?", text.strip(), re.I)
     if not match:
         raise UsageError("usage", f"{option} {text!r} is not a number of tokens", help="write 8192, 128k or 1m")
     scale = {"": 0, "k": 10, "m": 20, "g": 30}[(match[2] or "").lower().rstrip("i")]

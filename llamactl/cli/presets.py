@@ -61,7 +61,7 @@ def _one(name: str | None) -> bundled.Preset:
         near = bundled.near(name)
         raise NotAvailable("preset-not-found", f"no preset {name!r}",
                            help=f"did you mean {near}?" if near else "'llamactl presets' lists them")
-    return found
+    return bundled.full(found.name)
 
 
 def _row(p: bundled.Preset) -> dict[str, Any]:

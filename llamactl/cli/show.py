@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -51,6 +50,8 @@ def _models(loaded: Sequence[Loaded], reports: Sequence[Any], view: dict[str, An
 def print_json(command: str, sources: Sequence[dict[str, Any]], models: Sequence[dict[str, Any]],
                inputs: dict[str, Any], warnings: Warnings) -> None:
     """The envelope that every command shares. `model` is the one model asked about, null for several."""
+    import json
+
     body = {
         "schema": 1,
         "command": command,

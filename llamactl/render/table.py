@@ -1,4 +1,4 @@
-"""Tables for a terminal, with rich. Where the terminal is too narrow for whole numbers, plain text is printed instead."""
+"""Tables for a terminal, with rich. Where it is too narrow for whole numbers, plain text is printed instead."""
 
 from __future__ import annotations
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv as csvlib
-import io
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from llamactl.errors import printable
 from llamactl.render.document import Document, Facts, Lines, Table
@@ -68,6 +65,9 @@ def _md_table(head: Sequence[str], rows: Sequence[Sequence[str]], kinds: Sequenc
 
 def csv(doc: Document) -> str:
     """The main table alone: one header line, raw integers, no units in the cells."""
+    import csv as csvlib
+    import io
+
     out = io.StringIO()
     writer = csvlib.writer(out, lineterminator="\n")
     writer.writerow([c.name for c in doc.main.columns])
@@ -78,6 +78,8 @@ def csv(doc: Document) -> str:
 
 def html(doc: Document) -> str:
     """Tables and facts as plain HTML tables; every text is escaped."""
+    from html import escape
+
     out = ["<div class=\"llamactl\">"]
     for block in doc.blocks:
         out.append(f"<p><b>{escape(printable(block.title))}</b></p>" if block.title else "")

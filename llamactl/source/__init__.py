@@ -12,8 +12,7 @@ from llamactl.source import presets
 from llamactl.spec.jsontext import read_json
 
 EXAMPLE = "llamactl params meta-llama/Meta-Llama-3-8B"
-_HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*(?:@[\w./-]+)?")
-_DRIVE = re.compile(r"[A-Za-z]:($|[\\/])")
+_HUB_ID = r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*(?:@[\w./-]+)?"  # not compiled: a preset needs none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +28,7 @@ class Resolved:
     path: str | None = None
     revision: str | None = None
     form: str = "hf"
-    config: dict[str, Any] | None = None
+    config: Any = None
     folder: str | None = None
     notes: tuple[tuple[str, str], ...] = ()
 
@@ -57,20 +56,21 @@ def resolve(ref: str | None, *, offline: bool = False, hub: bool = False) -> Res
         return _local(path, ref)
     if os.path.lexists(path) and ("/" in ref or os.path.isfile(path) or _holds_model(path)):
         return _local(path, ref)
-    if not _HUB_ID.fullmatch(ref):
-        raise _nothing(ref)
     if not hub and "@" not in ref:
         found = presets.find(ref)
         if found is not None:
             return _preset(found, ref)
+    if not re.fullmatch(_HUB_ID, ref):
+        raise _nothing(ref)
     return _hub(ref, offline=offline)
 
 
 def _is_path(ref: str) -> bool:
     """Whether `ref` can only mean a path: it begins like one, or has a separator that no Hub id has."""
-    return (ref in (".", "..") or ref.startswith(("./", "../", "/", "~", ".\\", "..\\")) or "\\" in ref
-            or bool(_DRIVE.match(ref)) or ref.endswith((".json", ".gguf", ".safetensors")) or ref.count("/") > 1
-            and "@" not in ref)
+    drive = ref[1:2] == ":" and ref[0].isalpha()
+    deep = ref.count("/") > 1 and "@" not in ref
+    return (drive or deep or "\\" in ref or ref in (".", "..") or ref.startswith(("./", "../", "/", "~"))
+            or ref.endswith((".json", ".gguf", ".safetensors")))
 
 
 def _holds_model(path: str) -> bool:
@@ -158,7 +158,7 @@ def _hub(ref: str, *, offline: bool) -> Resolved:
     from llamactl.source.hub import fetch
 
     repo, _, revision = ref.partition("@")
-    if not _HUB_ID.fullmatch(repo):
+    if not re.fullmatch(_HUB_ID, repo):
         raise UsageError("hub-id", f"{ref!r} is not a Hub id", help="a Hub id is ORG/NAME or ORG/NAME@REVISION")
     try:
         file = fetch(repo, revision or None, offline=offline)

@@ -6,7 +6,6 @@ has let a wrong number through somewhere, so they are refused here, once, for ev
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
@@ -58,6 +57,8 @@ def read_json(path: str) -> Any:
 
 def parse_json(data: bytes, path: str) -> Any:
     """Parse untrusted JSON bytes; `path` names the file in errors. Raises InputRefused, never anything else."""
+    import json  # here, because a bundled preset needs none
+
     if not data or data.isspace():
         raise InputRefused("json-empty", "empty file", path=path, help="download the file again")
     if data.startswith(b"version https://git-lfs"):
@@ -79,8 +80,8 @@ def parse_json(data: bytes, path: str) -> Any:
             raise InputRefused("json-duplicate", f"the key {twice!r} stands twice in one object", path=path)
         return out
 
-    def constant(word: str) -> Never:
-        raise InputRefused("config-type", f"{word} is not a JSON value", path=path)
+    def constant(_: str) -> Never:
+        raise InputRefused("config-type", "holds a number that is not finite, which JSON does not have", path=path)
 
     def integer(digits: str) -> int | float:
         if len(digits) > 20:

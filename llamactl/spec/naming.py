@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from llamactl.spec.model import Model, Tensor
 from llamactl.spec.parts import Attention, LatentAttention
@@ -62,8 +62,7 @@ class Transposed:
 Op = Fused | Transposed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(NamedTuple):
     """`of` canonical templates -> one `stored` template. stacked: all experts `{e}` in one tensor along axis 0.
 
     groups: for Fused per_group, which head count groups the rows: the layer's KV heads, or all heads ("heads").
@@ -81,8 +80,7 @@ def rule(stored: str, *of: str, ops: tuple[Op, ...] = (), stacked: bool = False,
     return Rule(of=of, stored=stored, ops=ops, stacked=stacked, groups=groups)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class Stored(NamedTuple):
     """One tensor of a checkpoint: its name and shape there, the canonical tensors in it, the rule that says so."""
 
     name: str
