@@ -8,7 +8,10 @@ from llamactl.spec.model import Model
 
 
 def weights_dtype(model: Model, asked: str | None) -> tuple[DType, str]:
-    """(dtype to cost weights in, where it comes from): asked for, else the config's, else float32 as PyTorch has it."""
+    """(dtype to cost in, where it comes from): asked for, else the config's.
+
+    A config that names none is made in float32 by PyTorch; one of quantised weights keeps the rest in bfloat16.
+    """
     if asked is not None:
         found = find_dtype(asked)
         if found is None:
@@ -16,7 +19,17 @@ def weights_dtype(model: Model, asked: str | None) -> tuple[DType, str]:
         return found, "asked for"
     if model.dtype is not None:
         return named(model.dtype), "config"
-    return named("fp32"), "the config names none; float32 is PyTorch's default"
+    if model.quantization is not None:
+        return named("bf16"), "assumed: the config names none, and what is not quantised is commonly bfloat16"
+    return named("fp32"), "assumed: the config names none, and PyTorch's default is float32"
+
+
+def silent(model: Model, asked: str | None) -> tuple[tuple[str, str], ...]:
+    """A warning where the bytes rest on an assumed dtype."""
+    if asked is not None or model.dtype is not None:
+        return ()
+    assumed, _ = weights_dtype(model, None)
+    return (("dtype-absent", f"the config names no dtype; {assumed.name} is assumed, --dtype sets another"),)
 
 
 def unknown_dtype(word: str) -> UsageError:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from llamactl.analysis.dtypes import unknown_dtype, weights_dtype
+from llamactl.analysis.dtypes import silent, unknown_dtype, weights_dtype
 from llamactl.analysis.engines import ENGINES, Engine
 from llamactl.analysis.layers import Ranges, ranges
 from llamactl.errors import UsageError
@@ -152,7 +152,7 @@ def kv_cache(
         weights_bytes=weights.bytes(model.total()), weights_dtype=TORCH_NAMES.get(weights.name, weights.name),
         full_heads_ratio=full / kept, at=at, bytes_per_token=sum(per_token) if linear else None,
         trained_context=model.context.trained, usable_context=model.context.usable, context_why=model.context.why,
-        kv_shared_layers=0, expanded=expanded, notes=(*_notes(groups, k, v), *_past(model, contexts)),
+        kv_shared_layers=0, expanded=expanded, notes=(*_notes(groups, k, v), *_past(model, contexts), *silent(model, e.default_dtype or words[0] or k_dtype)),
     )
 
 
@@ -173,7 +173,7 @@ def find_engine(name: str) -> Engine:
 
 
 def _dtypes(model: Model, e: Engine, k: str | None, v: str | None) -> tuple[DType, DType]:
-    default = e.default_dtype or model.dtype or "fp32"
+    default = e.default_dtype or weights_dtype(model, None)[0].name
     found = []
     for word in (k or default, v or default):
         one = find_dtype(word)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from llamactl.analysis.dtypes import named, weights_dtype
+from llamactl.analysis.dtypes import named, silent, weights_dtype
 from llamactl.analysis.layers import ranges
 from llamactl.spec.dtype import TORCH_NAMES
 from llamactl.spec.model import Layer, Model
@@ -93,6 +93,7 @@ class ParamsReport:
     quantization: str | None
     not_counted: tuple[dict[str, Any], ...]
     layer_groups: tuple[LayerGroup, ...]
+    notes: tuple[tuple[str, str], ...]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the names that schema 1 fixes."""
@@ -168,6 +169,7 @@ def params(model: Model, *, id: str | None = None, dtype: str | None = None) -> 
         quantization=model.quantization,
         not_counted=_not_counted(model),
         layer_groups=tuple(groups),
+        notes=silent(model, dtype),
     )
 
 

@@ -16,7 +16,7 @@ def ffn_width(dim: int, multiple_of: int, multiplier: float | None) -> int:
 
 
 def from_params(data: dict[str, Any], path: str) -> dict[str, Any]:
-    """The Llama config that `data` stands for. Raises InputRefused; a vocabulary of -1 is the tokenizer's and unknown."""
+    """The Llama config that `data` stands for. Raises InputRefused; a vocabulary of -1 is only the tokenizer's."""
     cfg = Config(data, path)
     if "moe" in data or "moe_args" in data:
         raise cfg.refuse("config-unsupported", "params.json describes experts; only dense Llama is read from it",

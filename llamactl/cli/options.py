@@ -167,9 +167,10 @@ def token_list(values: list[str], option: str = "--ctx") -> list[int]:
 
 
 def _split(text: str) -> list[str]:
-    """Comma lists, but not the commas inside 131,072."""
-    words = re.split(r",(?!\d{3}(?:\D|$))|\s+", text)
-    return [w for w in words if w]
+    """A comma list; 131,072 alone is one number."""
+    if re.fullmatch(r"\d{1,3}(,\d{3})+", text.strip()):
+        return [text]
+    return [w for w in re.split(r"[,\s]+", text) if w]
 
 
 def sweep(text: str) -> dict[str, list[str]]:

@@ -46,15 +46,18 @@ def _facts(r: KvCacheReport) -> list[tuple[str, str]]:
     last = r.at[-1]
     kept = r.elements_per_token_full + r.elements_per_token_windowed
     device = f" on each of {r.tp} devices" if r.tp > 1 else ""
-    per_token = f"{size(r.bytes_per_token)} " if r.bytes_per_token is not None else ""
-    out = [("per token", f"{per_token}for {count(kept)} elements in {_dtypes(r.k_dtype, r.v_dtype)}{device}"),
-           ("layers", " + ".join(group_name(g) for g in r.groups))]
+    out = []
     if len(r.at) == 1:
-        many = f" x {last.batch} sequences" if last.batch > 1 else ""
-        out += [("cache at " + count(last.ctx), f"{size(last.kv_cache_bytes)}{many}{device}"),
-                ("with full heads", f"{size(last.full_heads_bytes)}, {ratio(r.full_heads_ratio)}")]
+        many = f" for {last.batch} sequences" if last.batch > 1 else ""
+        out.append((f"cache at {count(last.ctx)}", f"{size(last.kv_cache_bytes)}{many}{device}"))
+    dtypes = _dtypes(r.k_dtype, r.v_dtype)
+    if r.bytes_per_token is not None:
+        out.append(("per token", f"{size(r.bytes_per_token)} for {count(kept)} elements in {dtypes}{device}"))
     else:
-        out.append(("with full heads", f"{ratio(r.full_heads_ratio)} as much"))
+        out.append(("per token", f"{count(kept)} elements in {dtypes}{device}; growth is not even at this context"))
+    full = f"{size(last.full_heads_bytes)}, " if len(r.at) == 1 else ""
+    out.append(("with full heads", f"{full}{ratio(r.full_heads_ratio)} as much"))
+    out.append(("layers", " + ".join(group_name(g) for g in r.groups)))
     out.append(("weights beside it", f"{size(r.weights_bytes)} in {r.weights_dtype}"))
     out.append(("context", _context(r)))
     out.append(("counted as", f"{r.engine}: {r.definition}"))

@@ -68,7 +68,7 @@ def _fetch(repo_id: str, revision: str | None, filename: str, offline: bool) -> 
     from huggingface_hub.file_download import hf_hub_download, hf_hub_url
 
     scheme, netloc = urlsplit(constants.ENDPOINT)[:2]
-    host = netloc.rpartition("@")[2]
+    host = (netloc or constants.ENDPOINT).rpartition("@")[2]
     ask = Ask(repo_id=repo_id, revision=revision, filename=filename, host=host, page=f"{scheme}://{host}/{repo_id}")
     if revision is not None and (revision.startswith("/") or ".." in revision):  # would leave the cache's refs folder
         raise ask.refuse("hub-revision-not-found", f"{revision!r} cannot be a revision", REVISIONS)

@@ -110,7 +110,7 @@ def parse_json(data: bytes, path: str) -> Any:
 def _too_deep(value: Any) -> bool:
     """Whether containers nest deeper than MAX_DEPTH; breadth first, so that no input can exhaust the stack."""
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         level = [
             child
             for node in level

@@ -1,4 +1,4 @@
-"""A small Hugging Face Hub on 127.0.0.1: the resolve route, its headers and its refusals, and a log of every request."""
+"""A small Hugging Face Hub on 127.0.0.1: the resolve route, its headers and refusals, and a log of every request."""
 
 from __future__ import annotations
 

@@ -427,8 +427,8 @@ def test_a_download_that_stalls_ends(hub: Any, world: World) -> None:
     world.env["HF_HUB_DOWNLOAD_TIMEOUT"] = "1"
     stall, limit, fail = world.fetch(["org/stall", None], ["org/limit", None], ["org/fail", None], download_s=1)
     assert "no answer in time" in stall["note"]
-    assert limit["code"] in ("hub-unreachable", "hub-rate-limited")
-    assert fail["code"] == "hub-server-error"
+    assert limit["code"] == "hub-unreachable"
+    assert fail["code"] in ("hub-unreachable", "hub-server-error")  # huggingface_hub 0.36 asks again and again
     assert stall["seconds"] < 3
     assert limit["seconds"] < 3
 
