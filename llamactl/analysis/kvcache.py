@@ -152,7 +152,9 @@ def kv_cache(
         weights_bytes=weights.bytes(model.total()), weights_dtype=TORCH_NAMES.get(weights.name, weights.name),
         full_heads_ratio=full / kept, at=at, bytes_per_token=sum(per_token) if linear else None,
         trained_context=model.context.trained, usable_context=model.context.usable, context_why=model.context.why,
-        kv_shared_layers=0, expanded=expanded, notes=(*_notes(groups, k, v), *_past(model, contexts), *silent(model, e.default_dtype or words[0] or k_dtype)),
+        kv_shared_layers=0, expanded=expanded,
+        notes=(*_notes(groups, k, v), *_past(model, contexts),
+               *silent(model, e.default_dtype or words[0] or k_dtype)),
     )
 
 

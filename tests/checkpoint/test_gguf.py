@@ -113,13 +113,13 @@ def test_long_arrays_stay_on_disk(tmp_path: Path) -> None:
     tokens = b"".join(string(f"token {n}" * (n % 7)) for n in range(50_000))
     pairs = [pair("short", ARRAY, array(STRING, 4095, string("") * 4095)),
              pair("tokens", ARRAY, array(STRING, 50_000, tokens)),
-             pair("scores", ARRAY, array(6, 4096, bytes(4 * 4096))),
+             pair("scores", ARRAY, array(6, 400_000, bytes(4 * 400_000))),
              pair("nested", ARRAY, array(ARRAY, 4096, array(U32, 1, bytes(4)) * 4096)), LLAMA]  # fmt: skip
     content = build(pairs)
     m = read_header(write(tmp_path, content)).metadata
     assert m["short"] == ("",) * 4095
     assert (m["scores"], m["nested"]) == (
-        GgufArray(element_type="FLOAT32", length=4096, begin=content.index(b"scores") + 6 + 4 + 12),
+        GgufArray(element_type="FLOAT32", length=400_000, begin=content.index(b"scores") + 6 + 4 + 12),
         GgufArray(element_type="ARRAY", length=4096, begin=content.index(b"nested") + 6 + 4 + 12),
     )
     assert m["tokens"] == GgufArray(element_type="STRING", length=50_000, begin=content.index(tokens))
@@ -157,9 +157,11 @@ REFUSED = [
     (start(HUGE, 1) + LLAMA, f"{HUGE:,} tensors"),
     (start(0, HUGE), f"{HUGE:,} metadata pairs"),
     (start(100, 0) + bytes(100), "only 100 bytes follow"),
+    (start(131_073, 0) + bytes(24 * 131_073), "131,073 tensors"),
+    (start(0, 65_537) + bytes(13 * 65_537), "65,537 metadata pairs"),
     (start(0, 1) + struct.pack("<Q", 1 << 63) + bytes(30), "a key claims"),
     (build([pair("k", STRING, struct.pack("<Q", 1 << 63))]), "'k' claims"),
-    (build([pair("k", STRING, struct.pack("<Q", 10**6))]), "ends"),
+    (build([pair("k", STRING, struct.pack("<Q", 60_000_000))]), "ends"),
     (build([pair("k", ARRAY, array(0, HUGE))]), f"{HUGE:,} values"),
     (build([pair("k", ARRAY, array(STRING, 1000, bytes(100)))]), "1,000 values"),
     (build([pair("k", ARRAY, array(STRING, 5000, (string("x") * 5000)[:-30]))]), "before 'k' does"),

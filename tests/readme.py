@@ -1,0 +1,73 @@
+"""Regenerate README.md's console blocks from the program, with cog.
+
+    python tests/readme.py            # rewrite README.md
+    python tests/readme.py --check    # exit 1 if a block is out of date
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def console(*commands: str, lines: int | None = None) -> None:
+    """Print a console block: each command as typed, and what it prints on both streams. lines: cut after so many."""
+    print("```console")
+    for command in commands:
+        print(f"$ {command}")
+        out = run(command).splitlines()
+        print("\n".join(out[:lines]))
+        if lines is not None and len(out) > lines:
+            print("...")
+    print("```")
+
+
+def run(command: str) -> str:
+    """The command's output, run offline in an empty folder beside a copy of the test model `my-model`."""
+    words = shlex.split(command)
+    assert words[0] == "llamactl"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMACTL_", "HF_", "COLUMNS", "FORCE_COLOR"))}
+    env |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "100"}
+    with tempfile.TemporaryDirectory() as tmp:
+        (Path(tmp) / "my-model").mkdir()
+        text = (ROOT / "tests/golden/llama/config.json").read_text(encoding="utf-8")
+        (Path(tmp) / "my-model/config.json").write_text(text, encoding="utf-8")
+        env["HF_HOME"] = str(Path(tmp) / "hf")
+        done = subprocess.run([sys.executable, "-m", "llamactl", *words[1:]], stdout=subprocess.PIPE, text=True,
+                              stderr=subprocess.STDOUT, cwd=tmp, env=env, check=False)
+    return done.stdout
+
+
+def families() -> None:
+    """Print the table of families: file, model types, a preset of it."""
+    from llamactl import arch
+    from llamactl.source import presets
+
+    by_family: dict[str, list[str]] = {}
+    for model_type, name in arch.families().items():
+        by_family.setdefault(name, []).append(f"`{model_type}`")
+    example: dict[str, str] = {}
+    for name in presets.names():
+        family = arch.families()[presets.load(name).config["model_type"]]
+        example.setdefault(family, name)
+    print("| family | model types | a preset |")
+    print("| --- | --- | --- |")
+    for name, types in sorted(by_family.items()):
+        print(f"| {name} | {', '.join(types)} | {example.get(name, '')} |")
+
+
+def main(args: list[str]) -> int:
+    """Run cog over README.md."""
+    flags = ["--check", "--diff"] if args == ["--check"] else ["-r"]
+    return subprocess.run([sys.executable, "-m", "cogapp", "-P", "-I", str(ROOT / "tests"), "-I", str(ROOT), *flags,
+                           str(ROOT / "README.md")], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
