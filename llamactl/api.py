@@ -58,10 +58,10 @@ def _describe(found: Resolved) -> Model:
 
         return arch.describe(from_params(found.config, where), where)
     from llamactl.arch._gguf import describe_gguf
-    from llamactl.checkpoint.gguf import read_header
+    from llamactl.checkpoint.ggufparts import read_parts
 
     assert found.path is not None
-    return describe_gguf(read_header(found.path), where)
+    return describe_gguf(read_parts(found.path), where)
 
 
 def params(model: Loaded | str, *, dtype: str | None = None) -> ParamsReport:

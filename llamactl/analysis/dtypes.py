@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from llamactl.errors import UsageError
-from llamactl.spec.dtype import DType, find_dtype
+from llamactl.spec.dtype import TORCH_NAMES, DType, find_dtype
 from llamactl.spec.model import Model
+
+
+class Weights(NamedTuple):
+    """What all weights take. dtype: as people write it. source: what says so. bytes: of parameters, or of a file."""
+
+    dtype: str
+    source: str
+    bytes: int
+
+
+def weights(model: Model, asked: str | None) -> Weights:
+    """Bytes of the weights: as the file stores them if it was read and no dtype is asked for, else all in one dtype."""
+    if asked is None and model.stored_bytes is not None and model.stored_as is not None:
+        return Weights(model.stored_as.lower().replace(" ", ""), "the file's own tensors", model.stored_bytes)
+    one, source = weights_dtype(model, asked)
+    return Weights(TORCH_NAMES.get(one.name, one.name), source, one.bytes(model.total()))
 
 
 def weights_dtype(model: Model, asked: str | None) -> tuple[DType, str]:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from llamactl.analysis.dtypes import silent, unknown_dtype, weights_dtype
+from llamactl.analysis.dtypes import silent, unknown_dtype, weights, weights_dtype
 from llamactl.analysis.engines import ENGINES, Engine
 from llamactl.analysis.layers import Ranges, ranges
 from llamactl.errors import UsageError
-from llamactl.spec.dtype import TORCH_NAMES, DType, find_dtype
+from llamactl.spec.dtype import DType, find_dtype
 from llamactl.spec.model import Model
-from llamactl.spec.parts import Cache
+from llamactl.spec.parts import Attention, Cache
 
 WINDOWED = ("sliding", "chunked")
 
@@ -54,7 +54,8 @@ class KvAt:
 class KvCacheReport:
     """What `llamactl kv-cache` says of one model.
 
-    elements_per_token_full / _windowed: over all layers without and with a window. state_elements: fixed, per sequence.
+    elements_per_token_full / _windowed: over all layers without and with a window. state_elements: fixed, per sequence,
+    costed in the model's dtype.
     full_heads_ratio: elements if every query head kept its own K and V, over the elements kept.
     bytes_per_token: None where the cache no longer grows in proportion at the last context (a window is full, pages
     are padded). tp: devices the KV heads are spread over; all bytes are then those of one device.
@@ -130,7 +131,11 @@ def kv_cache(
     step = (e.step or 0) if step is None else step
     pairs = [_dtypes(model, e, k_dtype or word, v_dtype or word) for word in words]
     groups = _groups(model, e, tp, expanded)
-    at = tuple(_at(groups, e, step, c, n, k, v) for k, v in pairs for n in batches for c in contexts)
+    state = sum(n * layer.state_elements() for layer, n in model.distinct_layers())
+    if state and tp > 1:
+        raise UsageError("tp", "how engines split a recurrent state over devices differs, so --tp is not costed here")
+    state_bytes = weights_dtype(model, None)[0].bytes(state)
+    at = tuple(_at(groups, e, step, c, n, k, v, state_bytes) for k, v in pairs for n in batches for c in contexts)
     k, v = pairs[-1]
     last = at[-1]
     per_token = [g.layers * token_bytes(g.local, k, v) for g in groups]
@@ -138,21 +143,22 @@ def kv_cache(
     windowed = sum(g.layers * g.cache.elements for g in groups if g.cache.kind in WINDOWED)
     kept = sum(g.layers * g.cache.elements for g in groups)
     full = sum(g.layers * g.cache.expand().elements for g in groups)
-    weights, _ = weights_dtype(model, None)
+    beside = weights(model, None)
+    shared = sum(isinstance(x.attn, Attention) and x.attn.shares_kv for x in model.layers)
     return KvCacheReport(
         id=id or model.model_type, family=model.family, model_type=model.model_type,
         groups=tuple(
             KvGroup(kind=g.cache.kind, layers=g.layers, layer_ranges=g.where, window=g.cache.window,
                     heads=g.cache.heads, k_dim=g.cache.k_dim, v_dim=g.cache.v_dim,
                     elements_per_token=g.layers * g.cache.elements, bytes_per_token=b,
-                    share=part / last.kv_cache_bytes)
+                    share=part / last.kv_cache_bytes if last.kv_cache_bytes else 0.0)
             for g, b, part in zip(groups, per_token, last.group_bytes, strict=True)),
-        elements_per_token_full=kept - windowed, elements_per_token_windowed=windowed, state_elements=0,
+        elements_per_token_full=kept - windowed, elements_per_token_windowed=windowed, state_elements=state,
         k_dtype=k.name, v_dtype=v.name, engine=e.name, definition=e.definition.format(step=step), tp=tp,
-        weights_bytes=weights.bytes(model.total()), weights_dtype=TORCH_NAMES.get(weights.name, weights.name),
-        full_heads_ratio=full / kept, at=at, bytes_per_token=sum(per_token) if linear else None,
+        weights_bytes=beside.bytes, weights_dtype=beside.dtype,
+        full_heads_ratio=full / kept if kept else 1.0, at=at, bytes_per_token=sum(per_token) if linear else None,
         trained_context=model.context.trained, usable_context=model.context.usable, context_why=model.context.why,
-        kv_shared_layers=0, expanded=expanded,
+        kv_shared_layers=shared, expanded=expanded,
         notes=(*_notes(groups, k, v), *_past(model, contexts),
                *silent(model, e.default_dtype or words[0] or k_dtype)),
     )
@@ -191,12 +197,12 @@ def _dtypes(model: Model, e: Engine, k: str | None, v: str | None) -> tuple[DTyp
 def _groups(model: Model, e: Engine, tp: int, expanded: bool) -> list[_Group]:
     """Layers grouped by what they keep, in order of appearance."""
     by_cache: dict[Cache, list[int]] = {}
-    seen: dict[int, Cache] = {}
+    seen: dict[int, tuple[Cache, ...]] = {}
     for i, layer in enumerate(model.layers):
-        cache = seen.get(id(layer))
-        if cache is None:
-            cache = seen[id(layer)] = _effective(layer.attn.cache(), model, e, expanded)
-        by_cache.setdefault(cache, []).append(i)
+        if id(layer) not in seen:
+            seen[id(layer)] = tuple(_effective(c, model, e, expanded) for c in layer.caches())
+        for cache in seen[id(layer)]:
+            by_cache.setdefault(cache, []).append(i)
     return [_Group(cache=c, local=_local(c, tp), where=ranges(found), layers=len(found))
             for c, found in by_cache.items()]
 
@@ -231,12 +237,12 @@ def _local(cache: Cache, tp: int) -> Cache:
     return replace(local, heads=max(1, cache.heads // tp))
 
 
-def _at(groups: Sequence[_Group], e: Engine, step: int, ctx: int, batch: int, k: DType, v: DType) -> KvAt:
+def _at(groups: Sequence[_Group], e: Engine, step: int, ctx: int, batch: int, k: DType, v: DType, state: int) -> KvAt:
     cells = [g.layers * e.cells(g.cache, ctx, batch, step) for g in groups]
     parts = tuple(n * token_bytes(g.local, k, v) for n, g in zip(cells, groups, strict=True))
     full = sum(n * token_bytes(g.local.expand(), k, v) for n, g in zip(cells, groups, strict=True))
-    return KvAt(ctx=ctx, batch=batch, k_dtype=k.name, v_dtype=v.name, kv_cache_bytes=sum(parts), state_bytes=0,
-                full_heads_bytes=full, group_bytes=parts)
+    return KvAt(ctx=ctx, batch=batch, k_dtype=k.name, v_dtype=v.name, kv_cache_bytes=sum(parts),
+                state_bytes=state * batch, full_heads_bytes=full, group_bytes=parts)
 
 
 def _past(model: Model, contexts: Sequence[int]) -> tuple[tuple[str, str], ...]:

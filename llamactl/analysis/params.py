@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from llamactl.analysis.dtypes import named, silent, weights_dtype
+from llamactl.analysis.dtypes import named, silent, weights
 from llamactl.analysis.layers import ranges
-from llamactl.spec.dtype import TORCH_NAMES
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.parts import Leaf, MoE
 
@@ -69,7 +68,7 @@ class ParamsReport:
     text_total: without vision tower and projector. blocks_total: the decoder blocks alone, without the final norm.
     ffn_share_blocks = feed_forward / blocks_total, ffn_share_model = feed_forward / text_total.
     biases: how many of the parameters are bias vectors. weights_bytes: total at `dtype`, plain, without any
-    quantisation that the files may have.
+    quantisation that the files may have; of a GGUF file, what its tensors take unless a dtype is asked for.
     """
 
     id: str
@@ -145,7 +144,7 @@ def params(model: Model, *, id: str | None = None, dtype: str | None = None) -> 
     components = _components(every)
     text_total = total - components.vision - components.projector
     blocks_total = sum(blocks.values())
-    cost, dtype_from = weights_dtype(model, dtype)
+    cost = weights(model, dtype)
     moe = any(isinstance(layer.mlp, MoE) for layer, _ in model.distinct_layers())
     return ParamsReport(
         id=id or model.model_type,
@@ -162,9 +161,9 @@ def params(model: Model, *, id: str | None = None, dtype: str | None = None) -> 
         ffn_share_model=components.feed_forward["total"] / text_total,
         biases=biases,
         active=_active(text_total - inactive, components) if moe else None,
-        dtype=TORCH_NAMES.get(cost.name, cost.name),
-        dtype_from=dtype_from,
-        weights_bytes=cost.bytes(total),
+        dtype=cost.dtype,
+        dtype_from=cost.source,
+        weights_bytes=cost.bytes,
         weights_at={d.name: d.bytes(total) for d in (named("fp32"), named("bf16"), named("int8"), named("int4"))},
         quantization=model.quantization,
         not_counted=_not_counted(model),

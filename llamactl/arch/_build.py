@@ -33,12 +33,13 @@ def dtype(cfg: Config) -> str | None:
 
 def tied(cfg: Config, default: bool) -> tuple[bool, str]:
     """(tied, why). default: what the family's own config class says where the file is silent."""
-    node: Config | None = cfg
-    while node is not None:
+    nodes = [cfg]
+    while nodes[0].parent is not None:
+        nodes.insert(0, nodes[0].parent)
+    for node in nodes:  # the outer file decides, as it does for the model made of it
         if node.data.get("tie_word_embeddings") is not None:
             value = node.flag("tie_word_embeddings", default=default)
             return value, f"{node.prefix}tie_word_embeddings is {str(value).lower()}"
-        node = node.parent
     word = "tied" if default else "untied"
     return default, f"tie_word_embeddings is absent; this family's default is {word}"
 
@@ -73,7 +74,7 @@ def decoder(
     window_engines: tuple[str, ...] = ("arch", "hf", "vllm", "llama.cpp"),
 ) -> Model:
     """The Model around `layers`: embedding, head, tying, dtype and quantisation as the config has them."""
-    hidden = layers[0].attn.hidden
+    hidden, _ = shape(cfg)
     vocab = cfg.integer("vocab_size", hi=VOCAB) if vocab_default is None else cfg.integer(
         "vocab_size", hi=VOCAB, default=vocab_default)
     is_tied, why = tied(cfg, tied_default)
@@ -180,10 +181,12 @@ def moe(cfg: Config, expert: MLP, *keys: str, **fields: object) -> MoE:
 
 
 def rms(cfg: Config, dim: int, *, default: float = 1e-6, offset: bool = False) -> Norm:
+    """An RMSNorm of `dim` with the file's epsilon; default: the family's own."""
     return Norm(dim=dim, eps=cfg.number("rms_norm_eps", default=default), offset=offset)
 
 
 def layer_norm(cfg: Config, dim: int, *keys: str, default: float = 1e-5, bias: bool = True) -> Norm:
+    """A LayerNorm of `dim`, its epsilon under any of `keys`; default: the family's own."""
     return Norm(dim=dim, eps=cfg.number(*keys, default=default), kind="layer", bias=bias)
 
 

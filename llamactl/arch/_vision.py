@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llamactl.arch._names import modules
+from llamactl.errors import InputRefused
 from llamactl.spec.config import COUNT, LAYERS, Config
-from llamactl.spec.model import Section
+from llamactl.spec.model import NotCounted, Section
 from llamactl.spec.naming import Rule, rule
 from llamactl.spec.parts import MLP, Attention, Leaf, Norm, under
 
@@ -56,6 +59,20 @@ def _section(name: str, leaves: list[Leaf]) -> Section:
                                            for x in leaves))
 
 
+def beside(
+    cfg: Config | None, text_hidden: int, *makers: Callable[[Config, int], Section]
+) -> tuple[tuple[Section, ...], tuple[NotCounted, ...]]:
+    """The sections that `makers` make of vision_config, or, where it lacks a shape, a line that says so."""
+    if cfg is None:
+        return (), (NotCounted(what="vision tower and projector", params=None, why="the file has no vision_config"),)
+    try:
+        return tuple(make(cfg, text_hidden) for make in makers), ()
+    except InputRefused as e:
+        if e.code != "config-missing":
+            raise
+        return (), (NotCounted(what="vision tower and projector", params=None, why=e.message),)
+
+
 def patches(cfg: Config) -> tuple[int, int]:
     """(patches per image, pixels per patch side); the image must be cut evenly."""
     image, patch = cfg.integer("image_size"), cfg.integer("patch_size")
@@ -64,10 +81,10 @@ def patches(cfg: Config) -> tuple[int, int]:
     return (image // patch) ** 2, patch
 
 
-def siglip(cfg: Config) -> Section:
+def siglip(cfg: Config, _: int) -> Section:
     """SigLIP's vision transformer (arXiv:2303.15343) without the pooling head."""
     cfg.expect("model_type", allowed=("siglip_vision_model",), default="siglip_vision_model")
-    cfg.expect("vision_use_head", allowed=(False,), default=False)
+    cfg.expect("vision_use_head", allowed=(False,), default=True)
     hidden, channels = cfg.integer("hidden_size"), cfg.integer("num_channels", default=3)
     n, side = patches(cfg)
     eps = cfg.number("layer_norm_eps", default=1e-6)
@@ -85,7 +102,7 @@ def gemma3_projector(cfg: Config, text_hidden: int) -> Section:
     return _section("projector", [Leaf("weight", (hidden, text_hidden), ""), Leaf("norm.weight", (hidden,), "")])
 
 
-def llama4(cfg: Config) -> Section:
+def llama4(cfg: Config, _: int) -> Section:
     """Llama 4's vision transformer: class token, learned positions, pixel-shuffle adapter."""
     hidden, channels = cfg.integer("hidden_size"), cfg.integer("num_channels", default=3)
     n, side = patches(cfg)

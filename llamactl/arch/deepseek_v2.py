@@ -11,6 +11,7 @@ from llamactl.spec.parts import LatentAttention, MoE
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("deepseek_v2",)
+GGUF = ("deepseek2",)
 H, L = "model.layers.{i}.", "layers.{i}."
 LATENT = {
     "attn.q": "self_attn.q_proj", "attn.q_a": "self_attn.q_a_proj", "attn.q_a_norm": "self_attn.q_a_layernorm",

@@ -7,6 +7,8 @@ from llamactl.spec.config import Config
 from llamactl.spec.model import Model
 
 MODEL_TYPES = ("deepseek_v3",)
+GGUF = ("deepseek2",)
+GGUF_WITH = "exp_probs_b.bias"
 __all__ = ["HF", "MODEL_TYPES", "describe"]
 
 

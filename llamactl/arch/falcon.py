@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from llamactl.arch import _build as b
 from llamactl.arch._names import modules
 from llamactl.spec.config import COUNT, Config
@@ -10,7 +12,11 @@ from llamactl.spec.naming import Fused, Rule, rule
 from llamactl.spec.parts import MLP, Attention
 from llamactl.spec.ropeconfig import read_context, read_rope
 
+if TYPE_CHECKING:
+    from llamactl.arch._ggufwords import Metadata
+
 MODEL_TYPES = ("falcon",)
+GGUF = ("falcon",)
 H, L = "transformer.h.{i}.", "layers.{i}."
 COMMON = (
     *modules({"embed": "transformer.word_embeddings", "norm": "transformer.ln_f", "head": "lm_head",
@@ -51,3 +57,13 @@ def describe(cfg: Config) -> Model:
     two = not parallel or side_by_side == 2
     layer = Layer(attn=attn, mlp=ff, attn_norm=norm, mlp_norm=norm if two else None, parallel=parallel)
     return b.decoder(cfg, "falcon", (layer,) * n, norm=norm, tied_default=True, context=read_context(cfg, rope))
+
+
+def from_gguf(meta: Metadata) -> dict[str, object]:
+    """KV heads and norms by what is there; only parallel blocks with RoPE exist in GGUF."""
+    kv = meta.integer("attention.head_count_kv")
+    if meta.holds("output.weight"):
+        meta.warnings.append(("gguf-head", "output.weight is counted as a matrix of its own; the published Falcon "
+                              "files store a copy of the tied embedding there, and GGUF does not say which it is"))
+    return {"new_decoder_architecture": kv > 1, "multi_query": True, "num_kv_heads": kv, "bias": False,
+            "num_ln_in_parallel_attn": 2 if meta.holds("attn_norm_2.weight") else 1}

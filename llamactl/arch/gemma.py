@@ -9,6 +9,7 @@ from llamactl.spec.model import Model
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("gemma",)
+GGUF = ("gemma",)
 HF = LLAMA
 
 

@@ -12,6 +12,7 @@ from llamactl.spec.model import Layer, Model
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("gemma2",)
+GGUF = ("gemma2",)
 NORMS = {
     "attn_norm": "input_layernorm", "attn_post_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm", "mlp_post_norm": "post_feedforward_layernorm",
@@ -33,3 +34,15 @@ def describe(cfg: Config) -> Model:
     return b.decoder(cfg, "gemma2", b.by_type(types, {"full_attention": block, "sliding_attention": slides}),
                      norm=norm, tied_default=True, embed_scale=hidden**0.5, context=read_context(cfg, rope),
                      softcap=cfg.number("final_logit_softcapping", default=None))
+
+
+def from_gguf(meta: Config) -> dict[str, object]:
+    """The attention scale is in no key: llama.cpp takes head_dim, and hidden / heads for the 46 layers of the 27B."""
+    return {"query_pre_attn_scalar": attention_width(meta, 46)}
+
+
+def attention_width(meta: Config, layers: int) -> int:
+    """What the scale is the inverse root of: head_dim, or hidden / heads in the model of that many layers."""
+    hidden, heads = meta.integer("embedding_length"), meta.integer("attention.head_count")
+    dim: int = meta.integer("attention.key_length", default=hidden // heads)
+    return hidden // heads if meta.integer("block_count") == layers else dim

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from llamactl.arch import _build as b
 from llamactl.arch._names import QK_NORM, blocks, under
-from llamactl.arch._vision import PROJECTOR_GEMMA3, SIGLIP, gemma3_projector, siglip
+from llamactl.arch._vision import PROJECTOR_GEMMA3, SIGLIP, beside, gemma3_projector, siglip
 from llamactl.arch.gemma import gelu
 from llamactl.arch.gemma2 import HF as GEMMA2
+from llamactl.arch.gemma2 import attention_width
 from llamactl.spec.config import COUNT, LAYERS, Config
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.naming import Rule
@@ -20,6 +21,7 @@ from llamactl.spec.parts import Attention
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("gemma3", "gemma3_text")
+GGUF = ("gemma3",)
 TEXT = (*GEMMA2, *blocks(QK_NORM))
 
 
@@ -51,8 +53,15 @@ def describe(cfg: Config) -> Model:
     slides = replace(block, attn=replace(full, rope=local, window=b.window(cfg, 4096)))
     every = cfg.integer("sliding_window_pattern", "_sliding_window_pattern", hi=LAYERS, default=6)
     types = b.pattern(cfg, n, every)
+    sections, left_out = beside(vision, hidden, siglip, gemma3_projector) if text else ((), ())
     return b.decoder(cfg, "gemma3", b.by_type(types, {"full_attention": block, "sliding_attention": slides}),
                      norm=norm, tied_default=True, embed_scale=hidden**0.5, vocab_default=262208,
                      context=read_context(cfg, rope, final=True, default=131072),
                      softcap=cfg.number("final_logit_softcapping", default=None),
-                     sections=(siglip(vision), gemma3_projector(vision, hidden)) if vision else ())
+                     sections=sections, not_counted=left_out)
+
+
+def from_gguf(meta: Config) -> dict[str, object]:
+    """Text alone; without a window key all layers are full; the 27B has 62 layers (see gemma2 for the scale)."""
+    words = {"model_type": "gemma3_text", "query_pre_attn_scalar": attention_width(meta, 62)}
+    return words if "attention.sliding_window" in meta.data else {**words, "sliding_window": None}

@@ -10,6 +10,7 @@ from llamactl.spec.naming import Fused, Transposed, rule
 from llamactl.spec.parts import MLP, Attention, LearnedPositions
 
 MODEL_TYPES = ("gpt2",)
+GGUF = ("gpt2",)
 H, L = "transformer.h.{i}.", "layers.{i}."
 QKV_W = tuple(f"{L}attn.{x}.weight" for x in "qkv")
 QKV_B = tuple(f"{L}attn.{x}.bias" for x in "qkv")
@@ -31,7 +32,9 @@ def describe(cfg: Config) -> Model:
     hidden, n = b.shape(cfg)
     cfg.expect("add_cross_attention", allowed=(False,), default=False)
     heads = cfg.integer("n_head", "num_attention_heads", hi=COUNT)
-    rows = cfg.integer("n_positions", "n_ctx", "max_position_embeddings", hi=POSITIONS)
+    rows = cfg.integer("n_positions", "max_position_embeddings", hi=POSITIONS, default=None)
+    if rows is None:  # the oldest files have n_ctx alone; beside n_positions it plays no part
+        rows = cfg.integer("n_ctx", hi=POSITIONS)
     attn = Attention(hidden=hidden, n_heads=heads, n_kv_heads=heads, head_dim=cfg.divided(hidden, heads),
                      qkv_bias=True, o_bias=True)
     ffn = cfg.integer("n_inner", default=4 * hidden)
@@ -42,3 +45,8 @@ def describe(cfg: Config) -> Model:
     return b.decoder(cfg, "gpt2", (layer,) * n, norm=norm, tied_default=True,
                      positions=LearnedPositions(rows=rows, dim=hidden),
                      context=Context(trained=rows, usable=rows, why="the position table ends there"))
+
+
+def from_gguf(meta: Config) -> dict[str, object]:
+    """Always tied; early files store a copy of the embedding as output.weight."""
+    return {"tie_word_embeddings": True}

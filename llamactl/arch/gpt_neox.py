@@ -11,6 +11,7 @@ from llamactl.spec.parts import Attention
 from llamactl.spec.ropeconfig import partial_factor, read_context, read_rope
 
 MODEL_TYPES = ("gpt_neox",)
+GGUF = ("gptneox",)
 H, L = "gpt_neox.layers.{i}.", "layers.{i}."
 HF = (
     *modules({"embed": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out",

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from llamactl.arch import _build as b
 from llamactl.arch._names import ATTENTION, LLAMA_OUTER, PRE_NORMS, blocks, modules
-from llamactl.spec.config import Config
+from llamactl.spec.config import POSITIONS, Config
 from llamactl.spec.model import Model
 from llamactl.spec.naming import Fused, Transposed, rule
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("gpt_oss",)
+GGUF = ("gpt-oss",)
 H, L = "model.layers.{i}.", "layers.{i}."
 E = f"{L}mlp.experts.{{e}}."
 HF = (
@@ -42,3 +43,9 @@ def describe(cfg: Config) -> Model:
     }
     types = b.pattern(cfg, n, 2)
     return b.decoder(cfg, "gpt_oss", b.by_type(types, of), norm=norm, context=read_context(cfg, rope))
+
+
+def from_gguf(meta: Config) -> dict[str, object]:
+    """Experts are the only feed-forward; the window stands in every file."""
+    return {"intermediate_size": meta.integer("expert_feed_forward_length"),
+            "sliding_window": meta.integer("attention.sliding_window", hi=POSITIONS)}

@@ -9,6 +9,7 @@ from llamactl.spec.model import Model
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("llama",)
+GGUF = ("llama",)
 HF = LLAMA
 
 
@@ -16,7 +17,7 @@ def describe(cfg: Config) -> Model:
     hidden, n = b.shape(cfg)
     cfg.layer_types(n, ("full_attention",))
     rope = read_rope(cfg, b.rope_dim(cfg, hidden))
-    bias = cfg.flag("attention_bias", "qkv_bias", default=False)
+    bias = cfg.flag("attention_bias", default=False)
     attn = b.attention(cfg, hidden, rope=rope, qkv_bias=bias, o_bias=bias)
     ff = b.mlp(cfg, hidden, bias=cfg.flag("mlp_bias", default=False))
     layer = b.pre_norm(attn, ff, b.rms(cfg, hidden))

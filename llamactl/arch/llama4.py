@@ -11,9 +11,11 @@ from llamactl.arch.smollm3 import rotated_layers
 from llamactl.spec.config import LAYERS, Config
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.naming import Fused, Rule, Transposed, rule
+from llamactl.spec.parts import MLP, MoE
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("llama4", "llama4_text")
+GGUF = ("llama4",)
 H, L = "model.layers.{i}.", "layers.{i}."
 E = f"{L}mlp.experts.{{e}}."
 DENSE = {f"mlp.{x}": f"feed_forward.{x}_proj" for x in ("gate", "up", "down")}
@@ -39,21 +41,24 @@ def describe(cfg: Config) -> Model:
     bias = cfg.flag("attention_bias", default=False)
     attn = b.attention(cfg, hidden, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias)
     norm, chunk = b.rms(cfg, hidden, default=1e-5), chunk_size(cfg)
-    expert = b.mlp(cfg, hidden)
-    ff = (b.mlp(cfg, hidden, key="intermediate_size_mlp"), b.moe(cfg, expert, "num_local_experts", shared=expert))
     has_rope, sparse = rotated_layers(cfg, n), moe_layers(cfg, n)
+    expert = b.mlp(cfg, hidden)
+    ff: dict[bool, MLP | MoE] = {}
+    if not all(sparse):
+        ff[False] = b.mlp(cfg, hidden, key="intermediate_size_mlp")
+    if any(sparse):
+        ff[True] = b.moe(cfg, expert, "num_local_experts", shared=expert)
     words = cfg.layer_types(n, ("full_attention", "chunked_attention"))
-    chunked = tuple(w == "chunked_attention" for w in words) if words else tuple(r and chunk is not None
-                                                                                 for r in has_rope)
+    chunked = tuple(w == "chunked_attention" for w in words or ()) or tuple(r and chunk is not None for r in has_rope)
     kinds: dict[tuple[bool, bool, bool], Layer] = {}
-    for key in zip(has_rope, chunked, sparse, strict=True):
-        if key not in kinds:
-            turned, cut, moe = key
-            part = replace(attn, rope=rope if turned else None, window=chunk if cut else None, window_kind="chunked")
-            kinds[key] = b.pre_norm(part, ff[moe], norm)
-    layers = [kinds[key] for key in zip(has_rope, chunked, sparse, strict=True)]
-    sections = (_vision.llama4(vision), _vision.llama4_projector(vision, hidden)) if vision else ()
-    return b.decoder(cfg, "llama4", layers, norm=norm, sections=sections, context=read_context(cfg, rope))
+    keys = tuple(zip(has_rope, chunked, sparse, strict=True))
+    for turned, cut, moe in dict.fromkeys(keys):
+        part = replace(attn, rope=rope if turned else None, window=chunk if cut else None, window_kind="chunked")
+        kinds[turned, cut, moe] = b.pre_norm(part, ff[moe], norm)
+    layers = [kinds[key] for key in keys]
+    sections, left_out = _vision.beside(vision, hidden, _vision.llama4, _vision.llama4_projector) if text else ((), ())
+    return b.decoder(cfg, "llama4", layers, norm=norm, sections=sections, not_counted=left_out,
+                     context=read_context(cfg, rope))
 
 
 def chunk_size(cfg: Config) -> int | None:
@@ -71,3 +76,10 @@ def moe_layers(cfg: Config, n: int) -> tuple[bool, ...]:
         return tuple(i in set(given) for i in range(n))
     step = cfg.integer("interleave_moe_layer_step", hi=LAYERS, default=1)
     return tuple((i + 1) % step == 0 for i in range(n))
+
+
+def from_gguf(meta: Config) -> dict[str, object]:
+    """feed_forward_length is the dense width; llama.cpp fixes chunks of 8,192, and a window of 0 turns them off."""
+    chunk = None if meta.data.get("attention.sliding_window") == 0 else 8192
+    return {"model_type": "llama4_text", "intermediate_size_mlp": meta.integer("feed_forward_length"),
+            "intermediate_size": meta.integer("expert_feed_forward_length"), "attention_chunk_size": chunk}

@@ -9,14 +9,17 @@ from llamactl.spec.model import Model
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("mistral",)
+GGUF = ("llama",)
+GGUF_WITH = "attention.sliding_window"
 HF = LLAMA
 
 
 def describe(cfg: Config) -> Model:
     hidden, n = b.shape(cfg)
-    cfg.layer_types(n, ())
+    window = b.window(cfg, 4096)
+    cfg.layer_types(n, ("sliding_attention" if window else "full_attention",))
     rope = read_rope(cfg, b.rope_dim(cfg, hidden))
-    attn = b.attention(cfg, hidden, kv_default="refuse", rope=rope, window=b.window(cfg, 4096))
+    attn = b.attention(cfg, hidden, kv_default="refuse", rope=rope, window=window)
     layer = b.pre_norm(attn, b.mlp(cfg, hidden), b.rms(cfg, hidden))
     context = read_context(cfg, rope)
     return b.decoder(cfg, "mistral", (layer,) * n, norm=b.rms(cfg, hidden), context=context,

@@ -9,6 +9,8 @@ from llamactl.spec.model import Model
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("mixtral",)
+GGUF = ("llama",)
+GGUF_WITH = "expert_count"
 EXPERTS = {
     "mlp.router": "block_sparse_moe.gate",
     "mlp.experts.{e}.gate": "block_sparse_moe.experts.{e}.w1",

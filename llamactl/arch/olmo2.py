@@ -11,6 +11,7 @@ from llamactl.spec.model import Layer, Model
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("olmo2",)
+GGUF = ("olmo2",)
 NORMS = {"attn_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
 HF = (*modules(LLAMA_OUTER), *blocks(ATTENTION, QK_NORM, NORMS, MLP))
 
@@ -18,7 +19,7 @@ HF = (*modules(LLAMA_OUTER), *blocks(ATTENTION, QK_NORM, NORMS, MLP))
 def describe(cfg: Config) -> Model:
     hidden, n = b.shape(cfg)
     layer = block(cfg, hidden, theta=10000.0)
-    rope = layer.attn.rope
+    rope = read_rope(cfg, b.rope_dim(cfg, hidden))
     return b.decoder(cfg, "olmo2", (layer,) * n, norm=b.rms(cfg, hidden, default=1e-5),
                      context=read_context(cfg, rope))
 

@@ -9,6 +9,7 @@ from llamactl.spec.model import Model
 from llamactl.spec.ropeconfig import partial_factor, read_context, read_rope
 
 MODEL_TYPES = ("phi",)
+GGUF = ("phi2",)
 BLOCK = {
     "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj",
     "attn.o": "self_attn.dense", "attn.q_norm": "self_attn.q_layernorm", "attn.k_norm": "self_attn.k_layernorm",

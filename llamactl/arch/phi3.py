@@ -10,6 +10,7 @@ from llamactl.spec.naming import Fused, rule
 from llamactl.spec.ropeconfig import partial_factor, read_context, read_rope
 
 MODEL_TYPES = ("phi3",)
+GGUF = ("phi3",)
 H, L = "model.layers.{i}.", "layers.{i}."
 HF = (
     *modules(LLAMA_OUTER),

@@ -12,6 +12,7 @@ from llamactl.spec.parts import Norm
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("qwen2",)
+GGUF = ("qwen2",)
 HF = LLAMA
 
 
@@ -40,9 +41,9 @@ def dense(cfg: Config, family: str, *, qkv_bias: bool, o_bias: bool = False, qk_
 def layer_types(cfg: Config, n: int) -> tuple[str, ...]:
     """Full everywhere unless use_sliding_window is on; then the layers from max_window_layers upwards slide."""
     given = cfg.layer_types(n, ("full_attention", "sliding_attention"))
-    if given is not None:
-        return given
     if not cfg.flag("use_sliding_window", default=False) or b.window(cfg, 4096) is None:
         return ("full_attention",) * n
+    if given is not None:
+        return given
     first = cfg.integer("max_window_layers", lo=0, hi=LAYERS, default=28)
     return tuple("sliding_attention" if i >= first else "full_attention" for i in range(n))

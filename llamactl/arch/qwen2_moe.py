@@ -11,6 +11,7 @@ from llamactl.spec.model import Layer, Model
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("qwen2_moe",)
+GGUF = ("qwen2moe",)
 SHARED = {
     "mlp.shared.gate": "mlp.shared_expert.gate_proj", "mlp.shared.up": "mlp.shared_expert.up_proj",
     "mlp.shared.down": "mlp.shared_expert.down_proj", "mlp.shared_gate": "mlp.shared_expert_gate",
@@ -43,10 +44,10 @@ def describe(cfg: Config) -> Model:
 def layer_types(cfg: Config, n: int) -> tuple[str, ...]:
     """Full everywhere unless use_sliding_window is on; then every other layer below max_window_layers slides."""
     given = cfg.layer_types(n, ("full_attention", "sliding_attention"))
-    if given is not None:
-        return given
     if not cfg.flag("use_sliding_window", default=False):
         return ("full_attention",) * n
+    if given is not None:
+        return given
     last = cfg.integer("max_window_layers", lo=0, hi=LAYERS, default=28)
     return tuple("sliding_attention" if i % 2 == 0 and i < last else "full_attention" for i in range(n))
 

@@ -9,6 +9,7 @@ from llamactl.spec.config import Config
 from llamactl.spec.model import Model
 
 MODEL_TYPES = ("qwen3",)
+GGUF = ("qwen3",)
 HF = (*LLAMA, *blocks(QK_NORM))
 
 

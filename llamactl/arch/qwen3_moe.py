@@ -10,6 +10,7 @@ from llamactl.spec.model import Model
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("qwen3_moe",)
+GGUF = ("qwen3moe",)
 HF = (*LLAMA, *blocks(QK_NORM, EXPERTS))
 
 

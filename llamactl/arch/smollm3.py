@@ -11,6 +11,7 @@ from llamactl.spec.model import Model
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("smollm3",)
+GGUF = ("smollm3",)
 HF = LLAMA
 
 

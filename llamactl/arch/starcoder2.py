@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from llamactl.arch import _build as b
 from llamactl.arch._names import ATTENTION, LLAMA_OUTER, PRE_NORMS, blocks, modules
 from llamactl.spec.config import Config
 from llamactl.spec.model import Model
 from llamactl.spec.ropeconfig import read_context, read_rope
 
+if TYPE_CHECKING:
+    from llamactl.arch._ggufwords import Metadata
+
 MODEL_TYPES = ("starcoder2",)
+GGUF = ("starcoder2",)
 HF = (*modules(LLAMA_OUTER), *blocks(ATTENTION, PRE_NORMS, {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}))
 
 
@@ -25,3 +31,8 @@ def describe(cfg: Config) -> Model:
     layer = b.pre_norm(attn, b.mlp(cfg, hidden, activation=act, gated=False, bias=bias), norm)
     return b.decoder(cfg, "starcoder2", (layer,) * n, norm=norm, tied_default=True, context=read_context(cfg, rope),
                      window_engines=("arch", "hf", "vllm"))
+
+
+def from_gguf(meta: Metadata) -> dict[str, object]:
+    """use_bias is in no key."""
+    return {"use_bias": meta.holds("attn_q.bias")}

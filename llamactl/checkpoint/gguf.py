@@ -145,7 +145,7 @@ class _Reader:
             key = cursor.string("a key", limit=65535)
             if key in metadata:
                 raise refused(self.path, f"the key {quote(key)} stands twice in the metadata")
-            kind = cursor.u32(key)
+            kind = cursor.u32(quote(key))
             if key == "general.alignment":
                 alignment_type = kind
             metadata[key] = self._value(kind, key, 0)
@@ -241,7 +241,7 @@ class _Reader:
             name = cursor.string("a tensor name", limit=65535)
             if name in infos:
                 raise refused(path, f"two tensors are named {quote(name)}")
-            n_dims = cursor.u32(name)
+            n_dims = cursor.u32(quote(name))
             if n_dims > MAX_DIMS:
                 raise refused(path, f"tensor {quote(name)} claims {n_dims:,} dimensions; at most {MAX_DIMS}")
             *dims, type_id, offset = cursor.unpack(f"<{n_dims}QIQ", quote(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 
 from llamactl import __version__
 from llamactl.cli import failures
+from llamactl.errors import OutputError
 
 # name -> (module, the one line that --help shows; a test holds it equal to the command's own first line)
 COMMANDS = {
@@ -25,7 +27,7 @@ COMMANDS = {
 
 EPILOG = (
     "Exit codes: 0 done, 1 the check failed, 2 usage, 3 input refused, 4 not available, 5 output not written, "
-    "70 a bug in llamactl, 130 interrupted."
+    "70 a bug in llamactl, 130 interrupted, 143 terminated."
 )
 
 
@@ -54,8 +56,7 @@ class LazyGroup(TyperGroup):
 
 app = typer.Typer(
     cls=LazyGroup, name="llamactl", add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False,
-    no_args_is_help=True, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"],
-                                                           "max_content_width": 110},
+    epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
 
@@ -82,11 +83,20 @@ def run(argv: Sequence[str]) -> int:
     """Run one command line; every failure becomes one line on stderr and an exit code."""
     if hasattr(signal, "SIGTERM"):
         signal.signal(signal.SIGTERM, failures.on_sigterm)
-    for stream in (sys.stdout, sys.stderr):
-        # A narrow code page (ascii, cp1252) must never turn an answer into a crash.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    if sys.stderr is None:  # closed by the caller (2>&-), and then `print` would fall back on stdout
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  open as long as the process
     with failures.handled(argv) as outcome:
-        typer.main.get_command(app).main(list(argv), prog_name="llamactl", standalone_mode=False)
+        if sys.stdout is None:
+            raise OutputError("stdout", "standard output is closed")
+        for stream in (sys.stderr, sys.stdout):
+            # A narrow code page (ascii, cp1252) must never turn an answer into a crash.
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+        command: Any = typer.main.get_command(app)
+        if "_LLAMACTL_COMPLETE" in os.environ:
+            command.main(list(argv), prog_name="llamactl")  # a shell asks for completions; this ends the process
+        # Not `main`, which turns Ctrl-C and a closed pipe into exit codes of its own before they can be told apart.
+        with command.make_context("llamactl", list(argv)) as ctx:
+            command.invoke(ctx)
         sys.stdout.flush()
     return outcome.code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +11,15 @@ from typing import Any, NoReturn
 
 import typer
 
-from llamactl.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, LlamactlError, UsageError, printable
+from llamactl.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    LlamactlError,
+    OutputError,
+    UsageError,
+    printable,
+)
 
 # typer carries click inside from 0.2x on and depended on it before; its own classes lead to the right bases in both.
 _CLICK_USAGE: Any = typer.BadParameter.__mro__[1]
@@ -28,6 +37,7 @@ class _Terminated(BaseException):
 
 
 def on_sigterm(*_: object) -> NoReturn:
+    """Signal handler: end like an exception, so that cleaning up runs."""
     raise _Terminated
 
 
@@ -44,15 +54,17 @@ def handled(argv: Sequence[str]) -> Iterator[Outcome]:
     except BrokenPipeError:
         _swallow_stdout()
     except (KeyboardInterrupt, typer.Abort):
-        outcome.code = _say("error[interrupted]: interrupted", EXIT_INTERRUPTED)
+        outcome.code = _report(_Stopped("interrupted", "interrupted", EXIT_INTERRUPTED), argv)
     except _Terminated:
-        outcome.code = _say("error[terminated]: terminated", EXIT_TERMINATED)
+        outcome.code = _report(_Stopped("terminated", "terminated", EXIT_TERMINATED), argv)
     except _CLICK_USAGE as e:
         outcome.code = _report(_from_click(e), argv)
     except _CLICK_ERROR as e:
         outcome.code = _report(UsageError("usage", e.format_message()), argv)
     except MemoryError:
-        outcome.code = _say("error[memory]: out of memory", 5)
+        outcome.code = _report(OutputError("memory", "out of memory"), argv)
+    except OSError as e:
+        outcome.code = _not_written(e, argv) if _is_stdout(e) else _bug(e, argv)
     except Exception as e:
         outcome.code = _bug(e, argv)
 
@@ -78,8 +90,10 @@ def _from_click(e: Any) -> UsageError:
 
 
 def _wants_json(argv: Sequence[str]) -> bool:
-    return ("--json" in argv or "--format=json" in argv or os.environ.get("LLAMACTL_FORMAT") == "json"
-            or any(a == "--format" and b == "json" for a, b in zip(argv, argv[1:], strict=False)))
+    """Whether the answer was to be JSON; told from the words alone, for the command line may be what is wrong."""
+    asked = [b for a, b in zip(argv, argv[1:], strict=False) if a == "--format"]
+    asked += [a.partition("=")[2] for a in argv if a.startswith("--format=")]
+    return "--json" in argv or "json" in (asked or [os.environ.get("LLAMACTL_FORMAT", "")])
 
 
 def _report(e: LlamactlError, argv: Sequence[str]) -> int:
@@ -90,11 +104,11 @@ def _report(e: LlamactlError, argv: Sequence[str]) -> int:
         body = {"schema": 1, "command": command, "error": e.to_dict()}
         try:
             print(json.dumps(body, indent=2), flush=True)
-        except BrokenPipeError:
+        except OSError:
             _swallow_stdout()
-    _say(e.line(), e.exit_code)
+    _say(e.line())
     if e.help:
-        _say(f"help: {printable(e.help)}", e.exit_code)
+        _say(f"help: {printable(e.help)}")
     if "--debug" in argv:
         import traceback
 
@@ -102,20 +116,35 @@ def _report(e: LlamactlError, argv: Sequence[str]) -> int:
     return e.exit_code
 
 
+class _Stopped(LlamactlError):
+    """Ended from outside, or by what nobody foresaw."""
+
+    def __init__(self, code: str, message: str, exit_code: int) -> None:
+        super().__init__(code, message)
+        self.exit_code = exit_code
+
+
 def _bug(e: Exception, argv: Sequence[str]) -> int:
     """Anything unforeseen is our bug: one line, and the traceback only on request."""
-    if "--debug" in argv:
-        import traceback
-
-        traceback.print_exc()
-    where = f"{type(e).__name__}: {e}".replace("\n", " ")
-    return _say(f"error[bug]: {printable(where, 300)}; please report this, with --debug's output", EXIT_BUG)
+    where = printable(f"{type(e).__name__}: {e}".replace("\n", " "), 300)
+    bug = _Stopped("bug", f"{where}; please report this, with --debug's output", EXIT_BUG)
+    bug.__cause__ = e
+    return _report(bug, argv)
 
 
-def _say(line: str, code: int) -> int:
-    with suppress(BrokenPipeError):
+def _is_stdout(e: OSError) -> bool:
+    """Whether the answer itself could not be written; errors of files carry their name."""
+    return e.filename is None and e.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EBADF)
+
+
+def _not_written(e: OSError, argv: Sequence[str]) -> int:
+    _swallow_stdout()
+    return _report(OutputError("stdout", f"the answer could not be written: {e.strerror}"), argv)
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
-    return code
 
 
 def _swallow_stdout() -> None:

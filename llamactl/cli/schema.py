@@ -16,6 +16,7 @@ app = new_app()
 @app.command()
 def schema(
     command: Annotated[str, typer.Argument(metavar="COMMAND", help="params, kv-cache, presets, version.")],
+    json_: Annotated[bool, typer.Option("--json", help="The only format there is.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Print the JSON Schema of a command's --json output.

@@ -8,6 +8,8 @@ import sys
 
 from llamactl import __version__
 from llamactl.cli.options import Output, command, new_app
+from llamactl.render import render
+from llamactl.render.document import Column, Document, Facts, Table
 
 app = new_app()
 LIBRARIES = ("typer", "rich", "huggingface_hub", "safetensors", "PyYAML", "torch", "transformers", "numpy")
@@ -36,7 +38,7 @@ def version(*, out: Output) -> None:
             "llamactl": __version__, "python": platform.python_version(), "platform": platform.platform(),
             "executable": sys.executable, "libraries": found}, "warnings": []}, indent=2))
         return
-    print(f"llamactl {__version__}")
-    print(f"python {platform.python_version()} on {platform.platform()}")
-    for name, word in found.items():
-        print(f"{name} {word or 'not installed'}")
+    rows = (("llamactl", __version__), ("python", platform.python_version()), ("platform", platform.platform()),
+            *((name, word or "not installed") for name, word in found.items()))
+    table = Table("", (Column("what"), Column("version")), rows)
+    sys.stdout.write(render(Document((Facts("", rows),), table, ()), out.format, color=out.color))

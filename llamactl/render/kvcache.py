@@ -57,7 +57,10 @@ def _facts(r: KvCacheReport) -> list[tuple[str, str]]:
         out.append(("per token", f"{count(kept)} elements in {dtypes}{device}; growth is not even at this context"))
     full = f"{size(last.full_heads_bytes)}, " if len(r.at) == 1 else ""
     out.append(("with full heads", f"{full}{ratio(r.full_heads_ratio)} as much"))
-    out.append(("layers", " + ".join(group_name(g) for g in r.groups)))
+    shared = f" + {r.kv_shared_layers} that read another's" if r.kv_shared_layers else ""
+    out.append(("layers", (" + ".join(group_name(g) for g in r.groups) or "none keeps a cache") + shared))
+    if r.state_elements:
+        out.append(("fixed state", f"{size(last.state_bytes)} for {count(r.state_elements)} elements a sequence"))
     out.append(("weights beside it", f"{size(r.weights_bytes)} in {r.weights_dtype}"))
     out.append(("context", _context(r)))
     out.append(("counted as", f"{r.engine}: {r.definition}"))

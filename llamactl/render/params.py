@@ -27,6 +27,7 @@ def components(report: ParamsReport) -> list[tuple[str, int, int]]:
 
 
 def label(name: str, depth: int) -> str:
+    """A component's name as a row shows it, indented by its depth."""
     return "  " * depth + LABELS.get(name, name.replace("_", "-") if name == "feed_forward" else name)
 
 

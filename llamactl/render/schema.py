@@ -20,6 +20,15 @@ SOURCE = {
     "required": ["source", "id", "revision", "path"],
     "additionalProperties": False,
 }
+_COUNTS = dict.fromkeys(("files", "tensors", "elements", "weights_bytes"), INTEGER)
+_LISTS = dict.fromkeys(("missing", "unexpected", "reshaped"), {"type": "array", "items": STRING})
+FILES = {  # what `params --weights` adds; not required, for without it there is none
+    "type": "object",
+    "properties": {**_COUNTS, "bytes_by_dtype": {"type": "object", "additionalProperties": INTEGER},
+                   "agrees": {"type": ["boolean", "null"]}, **_LISTS},
+    "required": [*_COUNTS, "bytes_by_dtype", "agrees", *_LISTS],
+    "additionalProperties": False,
+}
 _LEFT_OUT = {"notes"}  # said as warnings, in the envelope
 
 
@@ -71,7 +80,7 @@ def _params() -> dict[str, Any]:
     body["properties"]["not_counted"]["items"] = {
         "type": "object", "properties": {"what": STRING, "params": {"type": ["integer", "null"]}, "why": STRING},
         "required": ["what", "params", "why"], "additionalProperties": False}
-    body["properties"]["files"] = {"type": "object"}
+    body["properties"]["files"] = FILES
     return _models(body)
 
 
@@ -86,7 +95,8 @@ def _presets() -> dict[str, Any]:
 def _version() -> dict[str, Any]:
     strings = dict.fromkeys(("llamactl", "python", "platform", "executable"), STRING)
     libraries = {"type": "object", "additionalProperties": {"type": ["string", "null"]}}
-    return {"type": "object", "properties": {**strings, "libraries": libraries}, "required": [*strings, "libraries"]}
+    return {"type": "object", "properties": {**strings, "libraries": libraries}, "required": [*strings, "libraries"],
+            "additionalProperties": False}
 
 
 def _models(one: dict[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from llamactl.render.text import plain, texts
 
 def table(doc: Document, *, color: bool | None = None) -> str:
     """`doc` drawn for the terminal on stdout. color: force on (True), off (False), or as the terminal has it (None)."""
-    console = Console(file=sys.stdout, force_terminal=color or None, no_color=color is False or None, highlight=False,
-                      legacy_windows=False)
+    # Without colours rich still sends bold and dim; only a console without a colour system sends no escape at all.
+    console = Console(file=sys.stdout, force_terminal=color or None, color_system=None if color is False else "auto",
+                      highlight=False, legacy_windows=False)
     utf8 = (console.encoding or "").lower().replace("-", "").startswith("utf")
     blocks = [_block(b, utf8) for b in doc.blocks]
     room = console.width
@@ -44,7 +45,7 @@ def _block(block: Table | Facts | Lines, utf8: bool) -> RichTable | Text | Group
     else:
         body = RichTable(box=box.SIMPLE_HEAD if utf8 else box.ASCII2, pad_edge=False, header_style="bold")
         for c in block.columns:
-            body.add_column(Text(c.name), justify="left" if c.kind == "text" else "right", no_wrap=True)
+            body.add_column(Text(printable(c.name)), justify="left" if c.kind == "text" else "right", no_wrap=True)
         for row in texts(block):
             body.add_row(*(Text(x) for x in row))
     return Group(title, body) if title else body

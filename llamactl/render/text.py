@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from llamactl.errors import printable
@@ -30,7 +31,7 @@ def texts(table: Table) -> list[list[str]]:
 
 
 def _aligned(table: Table) -> Iterable[str]:
-    rows = [[c.name for c in table.columns], *texts(table)]
+    rows = [[printable(c.name) for c in table.columns], *texts(table)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
     for row in rows:
         parts = [text.ljust(w) if c.kind == "text" else text.rjust(w)
@@ -45,7 +46,9 @@ def markdown(doc: Document) -> str:
         if block.title:
             out.append(f"**{_md(block.title)}**\n")
         if isinstance(block, Lines):
-            out.append("```text\n" + "\n".join(printable(x) for x in block.lines) + "\n```\n")
+            text = "\n".join(printable(x) for x in block.lines)
+            fence = "`" * max(3, *(1 + len(run) for run in re.findall("`+", text)), 0)
+            out.append(f"{fence}text\n{text}\n{fence}\n")
         elif isinstance(block, Facts):
             out.append(_md_table(["", ""], [[a, b] for a, b in block.pairs], ["text", "text"]))
         else:
@@ -54,12 +57,12 @@ def markdown(doc: Document) -> str:
 
 
 def _md(text: str) -> str:
-    return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    return re.sub(r"([\\|*`\[])", r"\\\1", printable(text)).replace("<", "&lt;")
 
 
 def _md_table(head: Sequence[str], rows: Sequence[Sequence[str]], kinds: Sequence[str]) -> str:
     rule = ["---" if k == "text" else "---:" for k in kinds]
-    lines = [head, rule, *([_md(x) for x in row] for row in rows)]
+    lines = [[_md(h) for h in head], rule, *([_md(x) for x in row] for row in rows)]
     return "\n".join("| " + " | ".join(row) + " |" for row in lines) + "\n"
 
 
@@ -70,7 +73,7 @@ def csv(doc: Document) -> str:
 
     out = io.StringIO()
     writer = csvlib.writer(out, lineterminator="\n")
-    writer.writerow([c.name for c in doc.main.columns])
+    writer.writerow([printable(c.name) for c in doc.main.columns])
     for row in doc.main.rows:
         writer.writerow(["" if v is None else printable(v) if isinstance(v, str) else v for v in row])
     return out.getvalue()
@@ -93,7 +96,7 @@ def html(doc: Document) -> str:
             kinds = [c.kind for c in block.columns]
         out.append("<table>")
         if head:
-            out.append("<tr>" + "".join(f"<th>{escape(h)}</th>" for h in head) + "</tr>")
+            out.append("<tr>" + "".join(f"<th>{escape(printable(h))}</th>" for h in head) + "</tr>")
         for row in rows:
             cells = "".join(
                 f"<td style=\"text-align:{'left' if k == 'text' else 'right'}\">{escape(printable(x))}</td>"

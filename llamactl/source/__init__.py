@@ -138,9 +138,12 @@ def _folder(path: str) -> Resolved:
     if ggufs:
         raise InputRefused("gguf-several", f"{len(ggufs)} GGUF files and no config.json", path=path,
                            help=f"name one, e.g. {os.path.join(path, ggufs[0])}")
-    if any(n.endswith((".safetensors", ".bin", ".pth")) for n in names):
+    if any(n.endswith((".safetensors", ".bin", ".pth")) and not n.startswith("adapter_") for n in names):
         raise InputRefused("config-missing-file", "weights without a config.json", path=path,
                            help="copy the model's config.json beside them")
+    if "adapter_config.json" in names:
+        raise InputRefused("adapter", "an adapter without its base model", path=path,
+                           help="give the base model that adapter_config.json names")
     raise InputRefused("no-model", "no config.json, params.json or .gguf here", path=path,
                        help="give the folder of a model")
 

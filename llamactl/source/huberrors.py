@@ -94,11 +94,12 @@ def answered(response: Any, ask: Ask) -> NotAvailable:
     if code == "EntryNotFound":
         return no_file(ask)
     if code == "RepoNotFound" or status in (401, 404):
+        check = "check the spelling" if code else "check the spelling and HF_ENDPOINT"  # the Hub itself gives a code
         if token:
             return ask.refuse("hub-not-found", "no such model, or a private one that the token sent may not see",
-                              "check the spelling, or 'hf auth login' with an account that may see it")
+                              f"{check}, or 'hf auth login' with an account that may see it")
         return ask.refuse("hub-not-found", "no such model, or a private one (no token was sent)",
-                          "check the spelling; for a private model run 'hf auth login'")
+                          f"{check}; for a private model run 'hf auth login'")
     said = _redact(said.replace(token, "<token>") if token else said)[:200]
     return ask.refuse("hub-error", f"the Hub answered {status}: {said or 'no reason given'}",
                       f"see {ask.page}, or {ELSEWHERE}")

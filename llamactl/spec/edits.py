@@ -44,7 +44,8 @@ def apply(model: Model, text: str) -> Model:
         near = get_close_matches(key, [*_BY_WORD, *_FLAGS], 1)
         raise UsageError("edit", f"{text!r} is not a known edit",
                          help=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(e.name for e in EDITS)}")
-    return edit.change(model, edit.read(edit.name, value.strip()))
+    changed = edit.change(model, edit.read(edit.name, value.strip()))
+    return replace(changed, stored_bytes=None, stored_as=None)  # no file holds the edited model
 
 
 def _impossible(why: str) -> UsageError:
@@ -110,6 +111,8 @@ def _layers(model: Model, change: Callable[[Layer], Layer]) -> Model:
 
 def _attention(model: Model, change: Callable[[Attention], Attention], what: str) -> Model:
     def one(layer: Layer) -> Layer:
+        if layer.attn is None:
+            return layer
         if not isinstance(layer.attn, Attention):
             raise _impossible(f"{what} has no meaning for latent attention: all heads share one latent")
         return replace(layer, attn=change(layer.attn))
@@ -120,9 +123,11 @@ def _attention(model: Model, change: Callable[[Attention], Attention], what: str
 def _mlps(model: Model, change: Callable[[MLP], MLP], *, dense: bool = True, expert: bool = False) -> Model:
     def one(layer: Layer) -> Layer:
         ff = layer.mlp
-        if isinstance(ff, MLP):
-            return replace(layer, mlp=change(ff)) if dense else layer
-        return replace(layer, mlp=replace(ff, expert=change(ff.expert))) if expert else layer
+        if isinstance(ff, MLP) and dense:
+            return replace(layer, mlp=change(ff))
+        if isinstance(ff, MoE) and expert:
+            return replace(layer, mlp=replace(ff, expert=change(ff.expert)))
+        return layer
 
     return _layers(model, one)
 
@@ -153,8 +158,8 @@ def _set_heads(model: Model, n: int) -> Model:
 
 
 def _set_ffn(model: Model, n: int) -> Model:
-    if all(isinstance(layer.mlp, MoE) for layer in model.layers):
-        raise _impossible("every feed-forward of this model is a mixture of experts: set expert_ffn")
+    if not any(isinstance(layer.mlp, MLP) for layer in model.layers):
+        raise _impossible("this model has no dense feed-forward: set expert_ffn")
     return _mlps(model, lambda m: replace(m, ffn=n))
 
 
@@ -210,10 +215,10 @@ def _set_window(model: Model, window: int | None) -> Model:
 
 
 def _set_theta(model: Model, theta: float) -> Model:
-    if not any(layer.attn.rope for layer in model.layers):
+    if not any(layer.attn and layer.attn.rope for layer in model.layers):
         raise _impossible("this model has no RoPE")
     return _layers(model, lambda x: replace(
-        x, attn=replace(x.attn, rope=replace(x.attn.rope, theta=theta))) if x.attn.rope else x)
+        x, attn=replace(x.attn, rope=replace(x.attn.rope, theta=theta))) if x.attn and x.attn.rope else x)
 
 
 def _set_positions(model: Model, kind: str) -> Model:

@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from llamactl.spec.parts import Embedding, FeedForward, Head, Leaf, Leaves, Mixer, Norm, Positions, under
+from llamactl.spec.parts import Cache, Embedding, FeedForward, Head, Leaf, Leaves, Mixer, Norm, Positions, under
+
+if TYPE_CHECKING:  # only hybrids need these parts, and start-up counts milliseconds
+    from llamactl.spec.state import StateMixer
 
 
 class Tensor(NamedTuple):
@@ -32,10 +35,13 @@ class Layer:
 
     attn_norm and mlp_norm stand before their branch (pre-norm), attn_post_norm and mlp_post_norm after it.
     post_residual: the post norms act on the sum (the 2017 block), not on the branch (Gemma 2, OLMo 2).
+    state: a mixer with a fixed state (Mamba, linear attention) instead of attention, or beside it. Hybrids have layers
+    without attention, and some without a feed-forward.
     """
 
-    attn: Mixer
-    mlp: FeedForward
+    attn: Mixer | None
+    mlp: FeedForward | None
+    state: StateMixer | None = None
     attn_norm: Norm | None = None
     attn_post_norm: Norm | None = None
     mlp_norm: Norm | None = None
@@ -46,17 +52,26 @@ class Layer:
     @lru_cache  # noqa: B019  layers are values: few distinct ones
     def leaves(self) -> Leaves:
         out: list[Leaf] = []
-        for name, norm, branch, part in (
-            ("attn", self.attn_norm, "attn", self.attn),
-            ("mlp", self.mlp_norm, "mlp", self.mlp),
+        for name, before, parts, after in (
+            ("attn", self.attn_norm, {"attn": self.attn, "state": self.state}, self.attn_post_norm),
+            ("mlp", self.mlp_norm, {"mlp": self.mlp}, self.mlp_post_norm),
         ):
-            if norm:
-                out += norm.leaves(f"{name}_norm")
-            out += under(branch, part.leaves())
-            post = self.attn_post_norm if name == "attn" else self.mlp_post_norm
-            if post:
-                out += post.leaves(f"{name}_post_norm")
+            if before:
+                out += before.leaves(f"{name}_norm")
+            for branch, part in parts.items():
+                if part:
+                    out += under(branch, part.leaves())
+            if after:
+                out += after.leaves(f"{name}_post_norm")
         return tuple(out)
+
+    def caches(self) -> tuple[Cache, ...]:
+        """What the layer keeps for each token; nothing where it has no attention."""
+        return self.attn.caches() if self.attn else ()
+
+    def state_elements(self) -> int:
+        """What the layer keeps for each sequence, however long."""
+        return self.state.state_elements() if self.state else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +107,7 @@ class Model:
     layers: one Layer per index, n_layers is their number. tied_why, dtype_why: what decided, for the reader.
     quantization: method named by the config, None for plain weights. window_engines: engines that cut the cache of
     windowed layers at the window (llama.cpp ignores the window of uniformly windowed families).
+    stored_bytes, stored_as: what one file's tensors take and their types by size, "Q4_1 + F32"; None if not read.
     notes: (code, message) warnings of the reading. reads: (key, value, how) of every config value used.
     """
 
@@ -110,6 +126,8 @@ class Model:
     not_counted: tuple[NotCounted, ...] = ()
     dtype: str | None = None
     quantization: str | None = None
+    stored_bytes: int | None = None
+    stored_as: str | None = None
     window_engines: tuple[str, ...] = ("arch", "hf", "vllm", "llama.cpp")
     notes: tuple[tuple[str, str], ...] = ()
     reads: tuple[tuple[str, object, str], ...] = field(default=(), compare=False, repr=False)

@@ -128,10 +128,16 @@ def _unpack(r: Rule, tensors: Sequence[Tensor], array: Any, model: Model) -> dic
 
 
 def _groups(r: Rule, tensor: Tensor, model: Model) -> int:
-    attn = model.layers[tensor.i].attn if tensor.i >= 0 else None
-    if isinstance(attn, Attention):
-        return attn.n_heads if r.groups == "heads" else attn.n_kv_heads
-    return attn.n_heads if isinstance(attn, LatentAttention) else 1
+    layer = model.layers[tensor.i] if tensor.i >= 0 else None
+    if layer is None:
+        return 1
+    if layer.state is not None and ".state." in tensor.template:
+        from llamactl.spec.state import GatedDeltaNet
+
+        return layer.state.k_heads if isinstance(layer.state, GatedDeltaNet) else 1
+    if isinstance(layer.attn, Attention):
+        return layer.attn.n_heads if r.groups == "heads" else layer.attn.n_kv_heads
+    return layer.attn.n_heads if isinstance(layer.attn, LatentAttention) else 1
 
 
 def _shape(r: Rule, tensors: Sequence[Tensor]) -> Shape:

@@ -109,6 +109,7 @@ class Attention:
     window: tokens a layer sees, None for all; window_kind says sliding or chunked (Llama 4).
     q_norm / k_norm: on each head's row (dim = head_dim) or the whole projection (dim = heads x head_dim).
     scale: factor on q.k, None for head_dim^-0.5. sinks: one learned logit per head (gpt-oss).
+    shares_kv: reads another layer's K and V and keeps none.
     """
 
     hidden: int
@@ -128,6 +129,7 @@ class Attention:
     softcap: float | None = None
     clip: float | None = None
     hf_cache_heads: int | None = None
+    shares_kv: bool = False
 
     @lru_cache  # noqa: B019  parts are values: few, small and alive as long as the process
     def leaves(self) -> Leaves:
@@ -159,6 +161,9 @@ class Attention:
             full_v_dim=self.head_dim,
             hf_heads=self.hf_cache_heads,
         )
+
+    def caches(self) -> tuple[Cache, ...]:
+        return () if self.shares_kv else (self.cache(),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +214,9 @@ class LatentAttention:
             full_k_dim=self.qk_nope + self.qk_rope,
             full_v_dim=self.v_dim,
         )
+
+    def caches(self) -> tuple[Cache, ...]:
+        return (self.cache(),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

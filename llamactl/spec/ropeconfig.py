@@ -21,8 +21,9 @@ def rope_block(cfg: Config, layer_type: str | None = None) -> Config | None:
         assert block is not None
         nested = [k for k, v in block.data.items() if isinstance(v, dict)]
         if nested:
-            if layer_type is None or layer_type not in block.data:
-                continue
+            if layer_type is None:
+                raise cfg.refuse("config-rope", f"{block.prefix[:-1]} is split by layer type ({', '.join(nested)}), "
+                                 "but this family has one rotation")
             return block.section(layer_type)
         return block
     return None
@@ -75,6 +76,8 @@ def read_scaling(cfg: Config, block: Config | None, dim: int) -> RopeScaling | N
             f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SCHEMES)}",
         )
     if kind == "default":
+        if block.data.get("factor") is not None and not {"type", "rope_type"} & block.data.keys():
+            raise cfg.refuse("config-rope", f"{block.prefix}factor stands there without a rope_type")
         return None
     original = block.integer("original_max_position_embeddings", hi=POSITIONS, default=None)
     if original is None:

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -45,16 +45,20 @@ Seen = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """One tiny model twice: as llamactl describes it, and what transformers stores and computes."""
+    """One tiny model twice: as llamactl describes it, and what transformers stores and computes.
+
+    written: the config.json that transformers saved beside the weights. total: its own parameters, tied ones once.
+    """
 
     model: Model
+    written: dict[str, Any]
     total: int
     header: dict[str, tuple[tuple[int, ...], str]]
     stored: dict[str, Tensor]
     seen: Seen
 
 
-@lru_cache(maxsize=None)
+@cache
 def built(name: str) -> Built:
     """The golden `name`, or a variant: a golden with a few keys changed, made on the spot."""
     golden, changes = VARIANTS.get(name, (name, {}))
@@ -65,10 +69,12 @@ def built(name: str) -> Built:
             warnings.filterwarnings("ignore", "Casting complex values")
             hf = make_golden.build(Path(tmp))
         hf.save_pretrained(tmp)
+        written = json.loads((Path(tmp) / "config.json").read_text())
         stored = {k: v for file in sorted(Path(tmp).glob("*.safetensors")) for k, v in load_file(file).items()}
     header = {k: (tuple(v["shape"]), v["kind"]) for k, v in make_golden.header(hf).items()}
     total = sum(p.numel() for p in set(hf.parameters()))
-    return Built(model=arch.describe(config, name), total=total, header=header, stored=stored, seen=watch(hf))
+    return Built(model=arch.describe(config, name), written=written, total=total, header=header, stored=stored,
+                 seen=watch(hf))
 
 
 # --- what transformers computes
@@ -198,7 +204,7 @@ def watch_experts(mlp: nn.Module, s: dict[str, Any]) -> None:
         s["correction"] = getattr(router, "e_score_correction_bias", None)
         if llama4:
             s["experts"] = experts(x.repeat(n, 1)).view(n, *x.shape)
-            routed = experts((x.repeat(n, 1) * out[0].T.reshape(-1, 1))).view(n, *x.shape).sum(0)
+            routed = experts(x.repeat(n, 1) * out[0].T.reshape(-1, 1)).view(n, *x.shape).sum(0)
         else:
             one = torch.ones(len(x), 1)
             s["experts"] = torch.stack([experts(x, torch.full((len(x), 1), e), one) for e in range(n)])
@@ -269,8 +275,12 @@ def layer_claims(layer: Layer, at: str, t: Canonical, s: dict[str, Any]) -> Iter
     """One block, each branch from the input that transformers gave it."""
     x, a, m = s["in"], s["attn_out"], s["mlp_out"]
     yield "attn_norm", normed(layer.attn_norm, t, f"{at}.attn_norm", x), s["attn_in"]
-    claims = latent_claims if isinstance(layer.attn, LatentAttention) else attention_claims
-    yield from claims(layer.attn, f"{at}.attn", t, s)  # type: ignore[arg-type]
+    if isinstance(layer.attn, LatentAttention):
+        yield from latent_claims(layer.attn, f"{at}.attn", t, s)
+    elif isinstance(layer.attn, Attention):
+        yield from attention_claims(layer.attn, f"{at}.attn", t, s)
+    else:
+        raise TypeError(f"nothing here computes a {type(layer.attn).__name__}: add its claims")
     assert not layer.post_residual
     stream = x + normed(layer.attn_post_norm, t, f"{at}.attn_post_norm", a)
     if layer.parallel:

@@ -116,7 +116,8 @@ def test_transformer_by_hand() -> None:
         "post_feedforward_layernorm.bias": (12,),
     }
     named = {f"model.layers.{i}.{k}": shape for i in range(2) for k, shape in block.items()}
-    assert {s.name: s.shape for s in stored_tensors(m, arch.names(m))} == {"model.embed_tokens.weight": (11, 12), **named}
+    stored = {s.name: s.shape for s in stored_tensors(m, arch.names(m))}
+    assert stored == {"model.embed_tokens.weight": (11, 12), **named}
     assert {t.template for t in m.tensors()} == {
         "embed.weight", *(f"layers.{{i}}.attn.{x}.weight" for x in "qkvo"),
         *(f"layers.{{i}}.mlp.{x}.{p}" for x in ("up", "down") for p in ("weight", "bias")),

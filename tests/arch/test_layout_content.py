@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -40,3 +41,11 @@ def test_each_kind_of_tensor_is_seen_when_it_is_off(content: ModuleType, name: s
         if content.wrong(b, tensors) is None:
             unseen.append(path)
     assert unseen == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_config_that_transformers_writes_says_the_same(content: ModuleType, name: str) -> None:
+    """Its version 5 writes every default, rope_parameters, layer_types and dtype, whatever it read."""
+    b = content.built(name)
+    again = arch.describe(b.written, name)
+    assert replace(again, notes=(), tied_why="") == replace(b.model, notes=(), tied_why="")

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from functools import lru_cache
+from inspect import signature
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
+from typing import Any, get_args
 
 import pytest
 
 from llamactl import arch
 from llamactl.spec.model import Model
-from llamactl.spec.naming import Fused, Rule, Transposed, stored_tensors
+from llamactl.spec.naming import Fused, Op, Rule, Transposed, stored_tensors
 
 HERE = Path(__file__).resolve().parent
 VARIANTS = json.loads((HERE / "variants.json").read_text())
 GOLDENS = sorted(p.name for p in (HERE.parent / "golden").iterdir() if (p / "config.json").exists())
 ORDERS = {"concat", "per_group", "interleaved"}
+FIELDS = tuple(signature(Rule).parameters)
 
 # (family, stored name): why switching `groups` changes nothing. Without a per_group cut nothing reads groups at all.
 EQUIVALENT = {
@@ -70,6 +73,10 @@ def table(model: Model, *changed: tuple[Rule, Rule]) -> list[Rule]:
     return [new.get(r, r) for r in arch.names(model)]
 
 
+def replace(rule: Rule, **changes: Any) -> Rule:
+    return Rule(**{**{f: getattr(rule, f) for f in FIELDS}, **changes})
+
+
 def mutations(rule: Rule, others: Sequence[str]) -> Iterator[tuple[str, Rule]]:
     """(what was changed, the changed rule), each field once. others: canonical templates of other rules."""
     for n, template in enumerate(rule.of):
@@ -95,6 +102,12 @@ def cuts_by_group(rule: Rule) -> bool:
     return any(isinstance(op, Fused) and op.order == "per_group" for op in rule.ops)
 
 
+def test_everything_that_can_be_changed_is_changed() -> None:
+    """A new field, order or operation needs a mutation above."""
+    assert set(FIELDS) == {"of", "stored", "ops", "stacked", "groups"}
+    assert {op: [f.name for f in fields(op)] for op in get_args(Op)} == {Fused: ["order"], Transposed: []}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_change_of_a_field_goes_unseen(content: ModuleType, family: str) -> None:
     used = {name: shapes(model) for name, model in models(family).items()}
@@ -104,8 +117,8 @@ def test_no_change_of_a_field_goes_unseen(content: ModuleType, family: str) -> N
         others = [t for r in used[where[0]] for t in r.of if t not in rule.of]
         for what, changed in mutations(rule, others):
             assert changed != rule
-            reds = (content.verdict(content.built(name), table(models(family)[name], (rule, changed))) for name in where)
-            if not any(reds):
+            tables = ((name, table(models(family)[name], (rule, changed))) for name in where)
+            if not any(content.verdict(content.built(name), rules) for name, rules in tables):
                 survivors.add((rule.stored, what))
         if not cuts_by_group(rule):
             assert (rule.stored, "groups switched") in survivors, "groups is read by more than per_group"

@@ -24,9 +24,10 @@ class Request:
 
 @dataclass(slots=True, kw_only=True)
 class Repo:
-    """files: {name: bytes}. facts: headers that take the place of the true ones. refusals: {method: (status, headers)}.
+    """files: {name: bytes}. facts: headers that take the place of the true ones.
 
-    silent: the methods that are never answered.
+    refusals: {method: (status, headers)}, once `patience` requests were answered. silent: the methods that never are.
+    moved_to: the repository's new name. stored_at: the URL of the host that keeps the bytes, as for big files.
     """
 
     commit: str
@@ -35,7 +36,9 @@ class Repo:
     facts: dict[str, str] = field(default_factory=dict)
     refusals: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
+    patience: int = 0
     moved_to: str | None = None
+    stored_at: str | None = None
 
 
 class FakeHub:
@@ -109,7 +112,7 @@ class FakeHub:
         elif http.command in repo.silent:
             self.closing.wait(60)
             http.close_connection = True
-        elif http.command in repo.refusals:
+        elif http.command in repo.refusals and len(self.asked(hit[1])) > repo.patience:
             self.send(http, *repo.refusals[http.command])
         elif repo.moved_to:
             self.send(http, 307, {"Location": http.path.replace(hit[1], repo.moved_to, 1)})
@@ -122,14 +125,19 @@ class FakeHub:
             body = repo.files[name]
             facts = {"X-Repo-Commit": repo.commit, "ETag": f'"{hashlib.sha1(body).hexdigest()}"',
                      "X-HF-Warning": "auth; You are sending unauthenticated requests"} | repo.facts
-            self.send(http, 200, {k: v for k, v in facts.items() if v}, body)
+            facts = {k: v for k, v in facts.items() if v}
+            if repo.stored_at:
+                facts |= {"X-Linked-Size": str(len(body)), "X-Linked-Etag": facts["ETag"],
+                          "Location": repo.stored_at + http.path}
+            self.send(http, 302 if repo.stored_at else 200, facts, b"" if repo.stored_at else body)
 
     def send(self, http: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes = b"") -> None:
         """Write one response; the body only to a GET."""
         http.send_response(status)
         for key, value in headers.items():
             http.send_header(key, value)
-        http.send_header("Content-Length", str(len(body)))
+        if http.command == "GET" or "gzip" not in (http.headers["Accept-Encoding"] or ""):
+            http.send_header("Content-Length", str(len(body)))  # a page made smaller on the way has no length before
         http.end_headers()
         if http.command == "GET":
             http.wfile.write(body)

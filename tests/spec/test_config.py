@@ -1,7 +1,11 @@
-"""Config reading: every refusal with its code, every leniency with its note, through the reader and through describe."""
+"""Config reading: every refusal with its code, every leniency with its note; through describe and by itself."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +13,10 @@ import pytest
 from llamactl import arch
 from llamactl.errors import InputRefused
 from llamactl.spec.config import ACTIVATIONS, LAYERS, WIDTH, Config, kind_of
+from llamactl.spec.jsontext import read_json
 from llamactl.spec.model import Model
 
+CORPUS = Path(__file__).resolve().parents[3] / "shared" / "badinputs"
 GOOD: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 50, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
@@ -84,7 +90,6 @@ def refusal(**changes: Any) -> InputRefused:
     ({"hidden_act": ["silu"]}, "config-activation", "not a known activation"),
     ({"attention_bias": "false"}, "config-type", "attention_bias is 'false', not true or false"),
     ({"attention_bias": 1}, "config-type", "attention_bias is 1, not true or false"),
-    ({"attention_bias": True, "qkv_bias": False}, "config-conflict", "attention_bias is True, but qkv_bias is False"),
     ({"tie_word_embeddings": "no"}, "config-type", "tie_word_embeddings"),
     ({"torch_dtype": "float17"}, "config-dtype", "'float17', not a known dtype"),
     ({"torch_dtype": 16}, "config-dtype", "16, not a known dtype"),
@@ -240,6 +245,26 @@ def test_did_you_mean() -> None:
     assert refusal(hidden_size=GONE).help is None
     assert refusal(hidden_act="sillu").help == "did you mean 'silu'?"
     assert "known: " in str(refusal(hidden_act="\u4e2d").help)
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of bad inputs stands beside the checkout, or not at all")
+def test_the_corpus_of_bad_configs(tmp_path: Path) -> None:
+    """The verdict of each config case in the manifest, but for the two folders without a config.json."""
+    subprocess.run([sys.executable, str(CORPUS / "make_badinputs.py"), str(tmp_path)], check=True, capture_output=True)
+    cases = [c for c in json.loads((CORPUS / "manifest.json").read_text(encoding="utf-8")) if c["kind"] == "config"]
+    got, want = {}, {}
+    for case in cases:
+        file = tmp_path / case["id"] / "config.json"
+        if not file.exists():
+            continue
+        want[case["id"]] = (case["expect"], case["code"])
+        try:
+            notes = arch.describe(read_json(str(file)), str(file)).notes
+            got[case["id"]] = ("warn", notes[0][0]) if notes else ("accept", "")
+        except InputRefused as e:
+            got[case["id"]] = ("reject", e.code)
+    assert len(want) > 35
+    assert got == want
 
 
 # --- the reader itself

@@ -202,11 +202,12 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_value_or_a_refusal(data: bytes) -> None:
+    refused: LlamactlError | None = None
     try:
         parse_json(data, "x")
     except LlamactlError as e:
-        assert e.exit_code == 3
-        assert e.line().isprintable()
+        refused = e
+    assert refused is None or (refused.exit_code == 3 and refused.line().isprintable())
 
 
 @settings(deadline=None, max_examples=300)

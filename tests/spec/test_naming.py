@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from llamactl import arch
 from llamactl.spec.model import Context, Layer, Model
 from llamactl.spec.naming import Fused, Rule, Stored, Transposed, read, rule, stored_tensors
 from llamactl.spec.parts import MLP, Attention, Embedding, Head, LatentAttention, MoE, Norm
@@ -77,7 +76,8 @@ def test_fused_per_head_as_gpt_neox_views() -> None:
     s = one(m, rule("query_key_value", *QKV, ops=(Fused(order="per_group"),), groups="heads"))
     x = counted(72, 5)
     parts = x.view(6, 3 * 4, 5).chunk(3, dim=1)
-    assert same(read(s, x, m), {f"layers.0.attn.{n}.weight": p.reshape(24, 5) for n, p in zip("qkv", parts, strict=True)})
+    assert same(read(s, x, m), {f"layers.0.attn.{n}.weight": p.reshape(24, 5)
+                                for n, p in zip("qkv", parts, strict=True)})
 
 
 def test_fused_per_group_as_falcon_views() -> None:
@@ -111,7 +111,8 @@ def test_groups_are_the_latent_heads() -> None:
     assert s.shape == (30, 7)
     x = counted(30, 7)
     k, v = x.view(3, 10, 7).split((4, 6), dim=1)
-    assert same(read(s, x, m), {"layers.0.attn.k_b.weight": k.reshape(12, 7), "layers.0.attn.v_b.weight": v.reshape(18, 7)})
+    assert same(read(s, x, m), {"layers.0.attn.k_b.weight": k.reshape(12, 7),
+                                "layers.0.attn.v_b.weight": v.reshape(18, 7)})
 
 
 def test_transposed_as_conv1d_multiplies() -> None:
@@ -207,8 +208,3 @@ def test_a_norm_for_each_head_has_one_name_each() -> None:
     m = model(attn)
     r = rule("norms.{e}.weight", f"{L}attn.k_norm.{{e}}.weight")
     assert [s.name for s in stored_tensors(m, plain(m, r)) if s.rule == r] == ["norms.0.weight", "norms.1.weight"]
-
-
-def test_names_of_a_layout_that_a_family_lacks() -> None:
-    with pytest.raises(AttributeError, match="SIDEWAYS"):
-        arch.names(model(attention()), "sideways")
