@@ -223,7 +223,7 @@ def _effective(cache: Cache, model: Model, e: Engine, expanded: bool) -> Cache:
 
 def _local(cache: Cache, tp: int) -> Cache:
     """One device's part: its share of the KV heads, at least one whole head; a latent is kept whole on each."""
-    if tp == 1:
+    if tp == 1 or cache.kind == "indexer":
         return cache
     if cache.full_heads % tp:
         raise UsageError("tp", f"{tp} devices cannot share {cache.full_heads} attention heads evenly",

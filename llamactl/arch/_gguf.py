@@ -112,7 +112,7 @@ def _family(meta: Metadata) -> ModuleType:
         raise meta.refuse("gguf-architecture", f"general.architecture {name[:60]!r} is not supported; nearest known: "
                           f"{', '.join(near)}", "another architecture's numbers would be a guess, so none are given")
     modules = [arch.family(file) for file in architectures()[name]]
-    special = [m for m in modules if meta.says(getattr(m, "GGUF_WITH", ""))]
+    special = [m for m in modules if hasattr(m, "GGUF_WITH") and meta.says(m.GGUF_WITH)]
     found = special or [m for m in modules if not hasattr(m, "GGUF_WITH")]
     if len(found) != 1:
         both = " and ".join(f"{meta.prefix}{m.GGUF_WITH}" for m in found)

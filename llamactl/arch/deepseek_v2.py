@@ -5,9 +5,10 @@ from __future__ import annotations
 from llamactl.arch import _build as b
 from llamactl.arch._names import EXPERTS, LLAMA_OUTER, MLP, PRE_NORMS, blocks, modules
 from llamactl.spec.config import COUNT, LAYERS, Config
+from llamactl.spec.latent import LatentAttention
 from llamactl.spec.model import Layer, Model, NotCounted
 from llamactl.spec.naming import Fused, rule
-from llamactl.spec.parts import LatentAttention, MoE
+from llamactl.spec.parts import MoE
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("deepseek_v2",)

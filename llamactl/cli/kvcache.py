@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llamactl.api import Loaded
 from llamactl.cli.load import load_all
 from llamactl.cli.options import Access, ModelArg, Output, SetOpt, command, new_app, sweep, token_list, tokens
 from llamactl.cli.show import show
 from llamactl.errors import UsageError
+
+if TYPE_CHECKING:
+    from llamactl.api import Loaded
 
 app = new_app()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llamactl.api import Loaded
 from llamactl.cli.options import Output
 from llamactl.errors import printable
+
+if TYPE_CHECKING:
+    from llamactl.api import Loaded
 
 Warnings = Iterable[tuple[str, str]]
 

@@ -36,12 +36,13 @@ class Layer:
     attn_norm and mlp_norm stand before their branch (pre-norm), attn_post_norm and mlp_post_norm after it.
     post_residual: the post norms act on the sum (the 2017 block), not on the branch (Gemma 2, OLMo 2).
     state: a mixer with a fixed state (Mamba, linear attention) instead of attention, or beside it. Hybrids have layers
-    without attention, and some without a feed-forward.
+    without attention, and some without a feed-forward. extra: tensors of one family's own, under canonical paths.
     """
 
     attn: Mixer | None
     mlp: FeedForward | None
     state: StateMixer | None = None
+    extra: Leaves = ()
     attn_norm: Norm | None = None
     attn_post_norm: Norm | None = None
     mlp_norm: Norm | None = None
@@ -63,7 +64,7 @@ class Layer:
                     out += under(branch, part.leaves())
             if after:
                 out += after.leaves(f"{name}_post_norm")
-        return tuple(out)
+        return (*out, *self.extra)
 
     def caches(self) -> tuple[Cache, ...]:
         """What the layer keeps for each token; nothing where it has no attention."""

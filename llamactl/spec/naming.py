@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from llamactl.spec.model import Model, Tensor
-from llamactl.spec.parts import Attention, LatentAttention
+from llamactl.spec.parts import Attention
 
 Shape = tuple[int, ...]
 
@@ -137,7 +137,7 @@ def _groups(r: Rule, tensor: Tensor, model: Model) -> int:
         return layer.state.k_heads if isinstance(layer.state, GatedDeltaNet) else 1
     if isinstance(layer.attn, Attention):
         return layer.attn.n_heads if r.groups == "heads" else layer.attn.n_kv_heads
-    return layer.attn.n_heads if isinstance(layer.attn, LatentAttention) else 1
+    return layer.attn.n_heads if layer.attn is not None else 1
 
 
 def _shape(r: Rule, tensors: Sequence[Tensor]) -> Shape:

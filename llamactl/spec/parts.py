@@ -3,7 +3,9 @@
 A part answers `leaves()`: its tensors under canonical names, each with a role (the component it is counted under).
 Everything else, totals, names in a checkpoint, cache sizes, is derived from the parts. Linear weights are (out, in).
 
-    Attention | LatentAttention      MLP | MoE      Norm      Embedding | LearnedPositions      Head
+    Attention      MLP | MoE      Norm      Embedding | LearnedPositions      Head
+
+Rarer mixers stand in latent.py (MLA) and state.py (Mamba and its kin).
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 from llamactl.spec.rope import Rope
+
+if TYPE_CHECKING:
+    from llamactl.spec.latent import LatentAttention
 
 
 class Leaf(NamedTuple):
@@ -109,7 +114,8 @@ class Attention:
     window: tokens a layer sees, None for all; window_kind says sliding or chunked (Llama 4).
     q_norm / k_norm: on each head's row (dim = head_dim) or the whole projection (dim = heads x head_dim).
     scale: factor on q.k, None for head_dim^-0.5. sinks: one learned logit per head (gpt-oss).
-    shares_kv: reads another layer's K and V and keeps none.
+    shares_kv: reads another layer's K and V and keeps none. gated: a sigmoid gate on the output, as wide as q.
+    v_from_k: V is K before its norm and rotation; there is no v matrix (Gemma 4), but both are cached.
     """
 
     hidden: int
@@ -130,6 +136,8 @@ class Attention:
     clip: float | None = None
     hf_cache_heads: int | None = None
     shares_kv: bool = False
+    gated: bool = False
+    v_from_k: bool = False
 
     @lru_cache  # noqa: B019  parts are values: few, small and alive as long as the process
     def leaves(self) -> Leaves:
@@ -137,9 +145,11 @@ class Attention:
         out = [
             *linear("q", q, self.hidden, "attention.q", self.qkv_bias),
             *linear("k", kv, self.hidden, "attention.k", self.qkv_bias),
-            *linear("v", kv, self.hidden, "attention.v", self.qkv_bias),
+            *(() if self.v_from_k else linear("v", kv, self.hidden, "attention.v", self.qkv_bias)),
             *linear("o", self.hidden, q, "attention.o", self.o_bias),
         ]
+        if self.gated:
+            out += linear("gate", q, self.hidden, "attention.q", self.qkv_bias)
         if self.q_norm:
             out += self.q_norm.leaves("q_norm")
         if self.k_norm:
@@ -164,59 +174,6 @@ class Attention:
 
     def caches(self) -> tuple[Cache, ...]:
         return () if self.shares_kv else (self.cache(),)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): K and V are rebuilt from one cached latent.
-
-    q_rank None: q is one projection. Cached per token: kv_rank + qk_rope elements, shared by all heads.
-    """
-
-    hidden: int
-    n_heads: int
-    q_rank: int | None
-    kv_rank: int
-    qk_nope: int
-    qk_rope: int
-    v_dim: int
-    eps: float
-    rope: Rope | None = None
-    bias: bool = False
-    scale: float | None = None
-
-    @lru_cache  # noqa: B019
-    def leaves(self) -> Leaves:
-        q = self.n_heads * (self.qk_nope + self.qk_rope)
-        out: list[Leaf] = []
-        if self.q_rank is None:
-            out += linear("q", q, self.hidden, "attention.q")
-        else:
-            out += linear("q_a", self.q_rank, self.hidden, "attention.q", self.bias)
-            out += Norm(dim=self.q_rank, eps=self.eps).leaves("q_a_norm")
-            out += linear("q_b", q, self.q_rank, "attention.q")
-        out += linear("kv_a", self.kv_rank + self.qk_rope, self.hidden, "attention.other", self.bias)
-        out += Norm(dim=self.kv_rank, eps=self.eps).leaves("kv_a_norm")
-        out += linear("k_b", self.n_heads * self.qk_nope, self.kv_rank, "attention.k")
-        out += linear("v_b", self.n_heads * self.v_dim, self.kv_rank, "attention.v")
-        out += linear("o", self.hidden, self.n_heads * self.v_dim, "attention.o", self.bias)
-        return tuple(out)
-
-    def cache(self) -> Cache:
-        """kv_rank + qk_rope elements per token; expanded, every head keeps qk_nope + qk_rope + v_dim."""
-        return Cache(
-            kind="latent",
-            heads=1,
-            k_dim=self.kv_rank + self.qk_rope,
-            v_dim=0,
-            window=None,
-            full_heads=self.n_heads,
-            full_k_dim=self.qk_nope + self.qk_rope,
-            full_v_dim=self.v_dim,
-        )
-
-    def caches(self) -> tuple[Cache, ...]:
-        return (self.cache(),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +279,6 @@ class Head:
         return tuple(out)
 
 
-Mixer = Attention | LatentAttention
+Mixer = Union[Attention, "LatentAttention"]  # noqa: UP007  a name that is not imported here cannot stand in |
 FeedForward = MLP | MoE
 Positions = LearnedPositions | SinusoidalPositions

@@ -31,9 +31,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from llamactl import arch
+from llamactl.spec.latent import LatentAttention
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.naming import Rule, read, stored_tensors
-from llamactl.spec.parts import MLP, Attention, LatentAttention, MoE, Norm
+from llamactl.spec.parts import MLP, Attention, MoE, Norm
 
 make_golden: Any = sys.modules["llamactl_tests_make_golden"]
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

@@ -317,6 +317,11 @@ class TestRefused:
         e = refused(dataclasses.replace(header(), tensors=()))
         assert (e.code, "the file holds 0" in e.message) == ("gguf-mismatch", True)
 
+    def test_a_tensor_without_a_name(self, header: Callable[..., GgufHeader]) -> None:
+        found = header("olmo2")
+        odd = dataclasses.replace(found, tensors=(*found.tensors, tensor("", 8), tensor("blk.0.", 8)))
+        assert refused(odd).code == "gguf-mismatch"
+
     def test_two_siblings_at_once(self, header: Callable[..., GgufHeader]) -> None:
         e = refused(header("mixtral", llama__attention__sliding_window=8))
         assert e.code == "gguf-unsupported"

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from llamactl import arch
+from llamactl.spec.latent import LatentAttention
 from llamactl.spec.model import Model
 from llamactl.spec.naming import stored_tensors
-from llamactl.spec.parts import LatentAttention
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 NAMES = sorted(p.name for p in GOLDEN.iterdir() if (p / "config.json").exists())

@@ -21,8 +21,8 @@ import yaml
 
 from llamactl import arch
 from llamactl.errors import InputRefused
+from llamactl.spec.latent import LatentAttention
 from llamactl.spec.model import Model
-from llamactl.spec.parts import LatentAttention
 from llamactl.spec.rope import Rope
 
 ROOT = Path(__file__).resolve().parents[2]

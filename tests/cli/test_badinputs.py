@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+
 @pytest.fixture(scope="module")
 def corpus(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The generated corpus, with a FIFO, a device link, sparse giants and an unreadable file among it."""

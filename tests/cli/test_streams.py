@@ -164,13 +164,13 @@ def test_a_traceback_only_for_debug(cli: Any, args: tuple[str, ...]) -> None:
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     """Make the loading of models end in the given exception."""
-    import llamactl.cli.load
+    import llamactl.api
 
     def set_(error: BaseException) -> None:
         def load(*_: object, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(llamactl.cli.load, "load", load)
+        monkeypatch.setattr(llamactl.api, "load", load)
 
     return set_
 
@@ -200,7 +200,7 @@ def test_a_bug_shows_its_traceback_to_debug(cli: Any, broken: Any) -> None:
 
 
 SLOW = """
-import sys, time, llamactl.cli.load as room
+import sys, time, llamactl.api as room
 from llamactl.cli.app import run
 def load(*_, **__):
     print("ready", file=sys.stderr, flush=True)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from llamactl.spec.latent import LatentAttention
 from llamactl.spec.model import Context, Layer, Model
 from llamactl.spec.naming import Fused, Rule, Stored, Transposed, read, rule, stored_tensors
-from llamactl.spec.parts import MLP, Attention, Embedding, Head, LatentAttention, MoE, Norm
+from llamactl.spec.parts import MLP, Attention, Embedding, Head, MoE, Norm
 
 L = "layers.{i}."
 QKV = tuple(f"{L}attn.{x}.weight" for x in "qkv")

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from llamactl import arch
+from llamactl.spec.latent import LatentAttention
 from llamactl.spec.model import Model, layer_params
 from llamactl.spec.parts import (
     MLP,
     Attention,
     Embedding,
     Head,
-    LatentAttention,
     LearnedPositions,
     MoE,
     Norm,
