@@ -10,6 +10,7 @@ a large spread, because the library's own initialisation (std 0.02, norm weights
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import sys
@@ -36,9 +37,13 @@ def small_config(model_type: str) -> dict[str, Any]:
     return {"model_type": model_type, **{k: v for k, v in SMALL.items() if k in known or k == "dtype"}}
 
 
+SAME = {"kimi_k2": "deepseek_v3"}  # transformers reads the one as the other, where it stands inside Kimi K2.5
+
+
 def build(folder: Path) -> torch.nn.Module:
     """The model of folder/config.json with weights drawn from a fixed seed, in fp32 on the CPU."""
-    config = AutoConfig.from_pretrained(folder)
+    data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = AutoConfig.for_model(**(data | {"model_type": SAME.get(data["model_type"], data["model_type"])}))
     auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     torch.manual_seed(0)
     model = auto.from_config(config, attn_implementation="eager").to(torch.float32).eval()
@@ -66,7 +71,8 @@ def draw(model: torch.nn.Module) -> None:
 def header(model: torch.nn.Module) -> dict[str, Any]:
     """{name: {shape, kind}} of the checkpoint that save_pretrained writes, under its published names."""
     parameters = {p.data_ptr() for p in model.parameters()}
-    buffers = {n.rsplit(".", 1)[-1] for n, b in model.named_buffers() if b.data_ptr() not in parameters}
+    saved = model.state_dict().keys()
+    buffers = {n.rsplit(".", 1)[-1] for n, b in model.named_buffers() if n in saved and b.data_ptr() not in parameters}
     with tempfile.TemporaryDirectory() as tmp:
         model.save_pretrained(tmp)
         out = {}
@@ -84,12 +90,25 @@ def decoder(model: torch.nn.Module) -> torch.nn.Module:
     return inner if inner is not None and hasattr(inner, "lm_head") else model
 
 
-def cache(model: torch.nn.Module, ids: torch.Tensor) -> list[dict[str, list[int]]]:
-    """Shapes of the key and value tensors that transformers keeps per layer after `ids`."""
+def cache(model: torch.nn.Module, ids: torch.Tensor) -> list[dict[str, Any]]:
+    """Shapes of the key and value (or state) tensors that transformers keeps per layer after `ids`."""
     past = DynamicCache(config=model.config.get_text_config())
+    word = "cache" if "cache" in inspect.signature(decoder(model).forward).parameters else "past_key_values"
     with torch.no_grad():
-        decoder(model)(ids, past_key_values=past, use_cache=True)
-    return [{"k": list(layer.keys.shape), "v": list(layer.values.shape)} for layer in past.layers]
+        decoder(model)(ids, **{word: past}, use_cache=True)
+    return [kept(layer) for layer in past.layers]
+
+
+def kept(layer: Any) -> dict[str, Any]:
+    """Keys and values of one layer, or the states of a mixer that keeps no more, however long the text."""
+    if getattr(layer, "conv_states", None) is not None:
+        states = (*layer.conv_states.values(), *layer.recurrent_states.values())
+        return {"states": [list(s.shape) for s in states if s is not None]}
+    if layer.keys is None:
+        return {}
+    more = getattr(layer, "indexer_keys", None)
+    return {"k": list(layer.keys.shape), "v": list(layer.values.shape)} | (
+        {} if more is None else {"indexer": list(more.shape)})
 
 
 def logits(model: torch.nn.Module, ids: torch.Tensor) -> list[list[float]]:

@@ -10,6 +10,9 @@ from llamactl.spec.model import Context, Layer, Model, NotCounted, Section
 from llamactl.spec.parts import MLP, Attention, Embedding, Head, MoE, Norm, Positions
 from llamactl.spec.rope import Rope
 
+DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout", "residual_dropout",
+            "embedding_dropout")
+
 
 def shape(cfg: Config) -> tuple[int, int]:
     """(hidden, n_layers) under any of their names."""
@@ -71,6 +74,7 @@ def decoder(
     vocab_default: int | None = None,
     sections: Sequence[Section] = (),
     not_counted: Sequence[NotCounted] = (),
+    dropout: float = 0.0,
     window_engines: tuple[str, ...] = ("arch", "hf", "vllm", "llama.cpp"),
 ) -> Model:
     """The Model around `layers`: embedding, head, tying, dtype and quantisation as the config has them."""
@@ -98,6 +102,7 @@ def decoder(
         dtype=dtype(cfg),
         quantization=quantization(cfg),
         window_engines=window_engines,
+        dropout=max(cfg.number(key, default=dropout, hi=1.0) for key in DROPOUTS),
         notes=tuple(cfg.warnings),
         reads=tuple(cfg.reads),
     )

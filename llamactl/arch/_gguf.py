@@ -126,6 +126,9 @@ def _same_heads(meta: Metadata, model: Model, config: Mapping[str, Any]) -> None
         attn = layer.attn
         if not isinstance(attn, Attention):
             continue
+        if "head_dim" not in config:
+            raise meta.refuse("gguf-unsupported", f"{meta.prefix}attention.kv_lora_rank is there, but this family has "
+                              "no latent attention")
         rotated = int(config["head_dim"] * config["partial_rotary_factor"])
         for key, said, built in (("attention.key_length", config["head_dim"], attn.head_dim),
                                  ("rope.dimension_count", rotated, attn.rope.dim if attn.rope else rotated)):

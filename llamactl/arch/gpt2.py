@@ -42,7 +42,7 @@ def describe(cfg: Config) -> Model:
     norm = b.layer_norm(cfg, hidden, "layer_norm_epsilon")
     layer = Layer(attn=attn, mlp=MLP(hidden=hidden, ffn=ffn, activation=act, gated=False, bias=True),
                   attn_norm=norm, mlp_norm=norm)
-    return b.decoder(cfg, "gpt2", (layer,) * n, norm=norm, tied_default=True,
+    return b.decoder(cfg, "gpt2", (layer,) * n, norm=norm, tied_default=True, dropout=0.1,
                      positions=LearnedPositions(rows=rows, dim=hidden),
                      context=Context(trained=rows, usable=rows, why="the position table ends there"))
 

@@ -20,6 +20,8 @@ from llamactl.errors import OutputError
 COMMANDS = {
     "params": ("llamactl.cli.params", "Count parameters by component, exactly; active ones for MoE; weights in bytes."),
     "kv-cache": ("llamactl.cli.kvcache", "Cost the KV cache per token, per layer group and at a context, to the byte."),
+    "compare": ("llamactl.cli.compare", "Put models side by side and tell their difference as edits."),
+    "evolve": ("llamactl.cli.evolve", "Walk from one model to another, one edit at a time, costing each step."),
     "presets": ("llamactl.cli.presets", "List the bundled models, or show one."),
     "schema": ("llamactl.cli.schema", "Print the JSON Schema of a command's --json output."),
     "version": ("llamactl.cli.version", "Print the versions that a bug report needs."),

@@ -16,12 +16,16 @@ Warnings = Iterable[tuple[str, str]]
 
 
 def show(command: str, loaded: Sequence[Loaded], reports: Sequence[Any], inputs: dict[str, Any], out: Output,
-         *, warnings: Warnings = (), **view: Any) -> None:
-    """The answer on stdout, warnings on stderr. view: what the command's own view needs to know."""
+         *, warnings: Warnings = (), result: dict[str, Any] | None = None, **view: Any) -> None:
+    """The answer on stdout, warnings on stderr.
+
+    result: the JSON's `result`, where it is not one report a model. view: what the command's own view needs to know.
+    """
     said = [w for x in loaded for w in x.warnings] + [w for r in reports for w in getattr(r, "notes", ())]
     said = list(dict.fromkeys([*said, *warnings, *(w for f in view.get("files") or () for w in f.warnings)]))
     if out.format == "json" and not out.quiet:
-        print_json(command, [x.source.to_dict() for x in loaded], _models(loaded, reports, view), inputs, said)
+        body = result or {"models": _models(loaded, reports, view)}
+        print_json(command, [x.source.to_dict() for x in loaded], body, inputs, said)
         return
     _warn(said)
     from llamactl.render import document, render
@@ -49,7 +53,7 @@ def _models(loaded: Sequence[Loaded], reports: Sequence[Any], view: dict[str, An
     return models
 
 
-def print_json(command: str, sources: Sequence[dict[str, Any]], models: Sequence[dict[str, Any]],
+def print_json(command: str, sources: Sequence[dict[str, Any]], result: dict[str, Any],
                inputs: dict[str, Any], warnings: Warnings) -> None:
     """The envelope that every command shares. `model` is the one model asked about, null for several."""
     import json
@@ -59,7 +63,7 @@ def print_json(command: str, sources: Sequence[dict[str, Any]], models: Sequence
         "command": command,
         "model": sources[0] if len(sources) == 1 else None,
         "inputs": inputs,
-        "result": {"models": list(models)},
+        "result": result,
         "warnings": [{"code": code, "message": printable(message)} for code, message in warnings],
     }
     sys.stdout.write(json.dumps(body, indent=2, allow_nan=False) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from llamactl.render.document import Document
@@ -10,15 +11,9 @@ from llamactl.render.document import Document
 
 def document(command: str, reports: Sequence[Any], **options: Any) -> Document:
     """The blocks of a command's reports. options: what the command was asked to show (by, tree, verbose, ...)."""
-    if command == "params":
-        from llamactl.render.params import view as params_view
-
-        return params_view(reports, **options)
-    if command == "kv-cache":
-        from llamactl.render.kvcache import view as kv_view
-
-        return kv_view(reports, **options)
-    raise ValueError(command)
+    view = import_module(f"llamactl.render.{command.replace('-', '')}").view
+    made: Document = view(reports, **options)
+    return made
 
 
 def render(doc: Document, format: str, *, color: bool | None = None) -> str:

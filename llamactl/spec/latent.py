@@ -14,6 +14,7 @@ class Indexer:
     """DeepSeek-V3.2's lightning indexer: small heads that choose which tokens attention reads (DSA).
 
     q comes from the query latent of width q_rank; one key of head_dim per token is cached, shared by its heads.
+    top_k: tokens that attention then reads. rope: of the first dimensions of q and k.
     """
 
     hidden: int
@@ -21,6 +22,8 @@ class Indexer:
     heads: int
     head_dim: int
     eps: float = 1e-6
+    top_k: int | None = None
+    rope: Rope | None = None
 
     def leaves(self) -> Leaves:
         return (

@@ -37,6 +37,7 @@ class Layer:
     post_residual: the post norms act on the sum (the 2017 block), not on the branch (Gemma 2, OLMo 2).
     state: a mixer with a fixed state (Mamba, linear attention) instead of attention, or beside it. Hybrids have layers
     without attention, and some without a feed-forward. extra: tensors of one family's own, under canonical paths.
+    residual_scale: factor on each branch before it is added (MiniCPM, Granite), None for 1.
     """
 
     attn: Mixer | None
@@ -49,6 +50,7 @@ class Layer:
     mlp_post_norm: Norm | None = None
     parallel: bool = False
     post_residual: bool = False
+    residual_scale: float | None = None
 
     @lru_cache  # noqa: B019  layers are values: few distinct ones
     def leaves(self) -> Leaves:
@@ -108,6 +110,7 @@ class Model:
     layers: one Layer per index, n_layers is their number. tied_why, dtype_why: what decided, for the reader.
     quantization: method named by the config, None for plain weights. window_engines: engines that cut the cache of
     windowed layers at the window (llama.cpp ignores the window of uniformly windowed families).
+    dropout: the largest rate the config trains with.
     stored_bytes, stored_as: what one file's tensors take and their types by size, "Q4_1 + F32"; None if not read.
     notes: (code, message) warnings of the reading. reads: (key, value, how) of every config value used.
     """
@@ -127,6 +130,7 @@ class Model:
     not_counted: tuple[NotCounted, ...] = ()
     dtype: str | None = None
     quantization: str | None = None
+    dropout: float = 0.0
     stored_bytes: int | None = None
     stored_as: str | None = None
     window_engines: tuple[str, ...] = ("arch", "hf", "vllm", "llama.cpp")

@@ -89,7 +89,7 @@ def watch(hf: nn.Module) -> Seen:
         for module in lm.modules():  # YaRN and longrope scale cos and sin; without that, position 0 is the identity
             for name in [n for n in vars(module) if n.endswith("attention_scaling")]:
                 setattr(module, name, 1.0)
-        layers = find(lm, r"(DecoderLayer|GPT2Block|GPTNeoXLayer)$")
+        layers = find(lm, r"(DecoderLayer|GPT2Block|GPTNeoXLayer|GPTBigCodeBlock|GPTJBlock|BloomBlock|MptBlock|DbrxBlock)$")
         parts = {f"layers.{i}": layer for i, layer in enumerate(layers)}
         tower = next((m for m in hf.children() for m in (m, *m.children()) if "Vision" in type(m).__name__), None)
         if tower is not None:
@@ -100,7 +100,7 @@ def watch(hf: nn.Module) -> Seen:
         stack.enter_context(hooked(head, seen["head"], "in", "out"))
         vocab = head.weight.shape[0]
         ids, rows = torch.arange(vocab), torch.arange(vocab) % 64  # 64: GPT-2's table
-        turns = {"position_ids": rows[:, None]} if "GPT2" in type(lm).__name__ else {}
+        turns = {"position_ids": rows[:, None]} if re.match("GPT2|GPTBigCode|OPT", type(lm).__name__) else {}
         lm(ids[:, None], use_cache=False, **turns)
         seen["embed"] |= {"ids": ids, "rows": rows}
         if tower is not None:
@@ -115,7 +115,10 @@ MLP_CLASS = r"(MLP|Moe|MoE|MoeBlock)$"
 
 def find(module: nn.Module, cls: str) -> nn.ModuleList:
     """The list of blocks inside `module`."""
-    return next(m for m in module.modules() if isinstance(m, nn.ModuleList) and re.search(cls, type(m[0]).__name__))
+    for m in module.modules():
+        if isinstance(m, nn.ModuleList) and re.search(cls, type(m[0]).__name__):
+            return m
+    raise LookupError(f"{type(module).__name__} has no list of {cls}: add the class of its blocks here")
 
 
 def child(module: nn.Module, cls: str) -> nn.Module:

@@ -69,7 +69,7 @@ WRONG: list[tuple[str, int, str, tuple[str, ...]]] = [
     ("kv-cache gpt2 --sweep 1k", USAGE, "usage", ("--sweep '1k' names no key", "ctx=1k..128k")),
     ("kv-cache transformer-base", USAGE, "no-ctx", ("transformer-base", "--ctx 8192")),
     ("params gpt2 --set kv_hads=1", USAGE, "edit", ("'kv_hads=1' is not a known edit", "did you mean 'kv_heads'?")),
-    ("params gpt2 --set zzz", USAGE, "edit", ("known: n_kv_heads, n_heads, ffn",)),
+    ("params gpt2 --set zzz", USAGE, "edit", ("known: ", "n_kv_heads", "positions")),
     ("params gpt2 --set ffn", USAGE, "edit", ("'ffn' needs a value", "write ffn=VALUE")),
     ("params gpt2 --set n_layers=two", USAGE, "edit", ("n_layers=two: not an integer",)),
     ("params gpt2 --set n_layers=0", USAGE, "edit", ("n_layers=0: outside 1..10,000",)),

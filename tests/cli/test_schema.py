@@ -137,7 +137,8 @@ def test_no_copy_is_left_over() -> None:
 @pytest.mark.parametrize("command", ["params", "kv-cache"])
 def test_the_names_of_schema_1_stay(command: str) -> None:
     """The names that users were promised; others may stand beside them."""
-    model = json.loads((COPIES / f"{command}.json").read_text())["properties"]["result"]["properties"]["models"]["items"]
+    schema = json.loads((COPIES / f"{command}.json").read_text())
+    model = schema["properties"]["result"]["properties"]["models"]["items"]
     promised = {
         "params": "id family model_type total text_total tied layers blocks_total components ffn_share_blocks "
                   "ffn_share_model active dtype weights_bytes not_counted",

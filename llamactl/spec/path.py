@@ -1,0 +1,90 @@
+"""The edits that lead from one Model to another, one at a time: what `evolve` walks and `verify` will search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from llamactl.errors import UsageError
+from llamactl.spec.edits import apply
+from llamactl.spec.features import diff, features
+from llamactl.spec.model import Layer, Model
+from llamactl.spec.parts import MLP, Attention, LearnedPositions, Norm, SinusoidalPositions
+
+
+class Step(NamedTuple):
+    """edits: the texts that `edits.apply` takes; empty for the last step, which puts in what no edit describes."""
+
+    title: str
+    edits: tuple[str, ...]
+    model: Model
+
+
+def path(a: Model, b: Model) -> tuple[Step, ...]:
+    """Steps from `a` to `b`: first the parts at a's size, then the sizes. The last model counts as b does.
+
+    Edits that have no meaning for these models (a latent attention, experts) are not forced: they are gathered in a
+    last step without edits, whose title names what it changes.
+    """
+    model, steps = a, []
+    for title, edits in _wanted(a, b):
+        changed = model
+        try:
+            for edit in edits:
+                changed = apply(changed, edit)
+        except UsageError:  # this edit has no meaning for this model
+            continue
+        if features(changed) != features(model) or changed.total() != model.total():
+            model = changed
+            steps.append(Step(title, edits, model))
+    left = diff(model, b)
+    if left or model.total() != b.total():
+        title = "; ".join(f"{c.name} {c.after}" for c in left) or "what no edit describes"
+        steps.append(Step(title, (), b))
+    return tuple(steps)
+
+
+def _wanted(a: Model, b: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Titles and edits in the order the lineage went: positions, norm, feed-forward, attention, biases, head, sizes."""
+    x, y = b.layers[0], a.layers[0]
+    yield from _positions(b)
+    some = _norm(x)
+    if some is not None and some != _norm(y):
+        yield ("LayerNorm" if some.kind == "layer" else "RMSNorm"), (f"norm={some.kind}",)
+    if isinstance(x.mlp, MLP) and isinstance(y.mlp, MLP):
+        yield "gate and activation", (f"gate={str(x.mlp.gated).lower()}", f"activation={x.mlp.activation}")
+    if isinstance(x.attn, Attention) and isinstance(y.attn, Attention):
+        shared = x.attn.n_heads // x.attn.n_kv_heads
+        if y.attn.n_heads % shared == 0:
+            yield f"{shared} query heads to a KV head", (f"n_kv_heads={y.attn.n_heads // shared}",)
+    if isinstance(x.mlp, MLP) and isinstance(x.attn, Attention) and x.mlp.bias == x.attn.qkv_bias == x.attn.o_bias:
+        yield "biases", (f"biases={str(x.mlp.bias).lower()}",)
+    yield ("tied head" if b.tied else "untied head"), (f"tie={str(b.tied).lower()}",)
+    yield "dropout", (f"dropout={b.dropout:g}",)
+    if isinstance(x.attn, Attention):
+        at = x.attn
+        yield "width and heads", (f"hidden={b.hidden}", "n_kv_heads=1", f"n_heads={at.n_heads}",
+                                  f"n_kv_heads={at.n_kv_heads}", f"head_dim={at.head_dim}")
+    if isinstance(x.mlp, MLP):
+        yield "feed-forward width", (f"ffn={x.mlp.ffn}",)
+    yield "layers", (f"n_layers={b.n_layers}",)
+    yield "vocabulary", (f"vocab={b.embed.vocab}",)
+    if b.context.usable:
+        yield "context", (f"context={b.context.usable}",)
+        yield from _positions(b)  # a learned table could not be made where the first model names no context
+
+
+def _norm(layer: Layer) -> Norm | None:
+    return layer.attn_norm or layer.attn_post_norm
+
+
+def _positions(b: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
+    first = b.layers[0].attn
+    if isinstance(b.positions, LearnedPositions):
+        yield "learned positions", ("positions=learned",)
+    elif isinstance(b.positions, SinusoidalPositions):
+        yield "sinusoidal positions", ("positions=sinusoidal",)
+    elif isinstance(first, Attention) and first.rope:
+        yield f"RoPE, base {first.rope.theta:,.10g}", ("positions=rope", f"rope_theta={first.rope.theta!r}")
+    elif isinstance(first, Attention) and first.alibi:
+        yield "ALiBi", ("positions=alibi",)
