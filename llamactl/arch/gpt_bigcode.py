@@ -32,6 +32,6 @@ def describe(cfg: Config) -> Model:
     act = cfg.activation("activation_function", default="gelu_pytorch_tanh")
     norm = b.layer_norm(cfg, hidden, "layer_norm_epsilon")
     layer = b.pre_norm(attn, MLP(hidden=hidden, ffn=ffn, activation=act, gated=False, bias=True), norm)
-    return b.decoder(cfg, "gpt_bigcode", (layer,) * n, norm=norm, tied_default=True,
+    return b.decoder(cfg, "gpt_bigcode", (layer,) * n, norm=norm, tied_default=True, dropout=0.1,
                      positions=LearnedPositions(rows=rows, dim=hidden),
                      context=Context(trained=rows, usable=rows, why="the position table ends there"))

@@ -22,6 +22,8 @@ COMMANDS = {
     "kv-cache": ("llamactl.cli.kvcache", "Cost the KV cache per token, per layer group and at a context, to the byte."),
     "compare": ("llamactl.cli.compare", "Put models side by side and tell their difference as edits."),
     "evolve": ("llamactl.cli.evolve", "Walk from one model to another, one edit at a time, costing each step."),
+    "rope": ("llamactl.cli.rope", "Read the rotary positions: every pair's frequency, wavelength and turns, before and "
+             "after stretching."),
     "presets": ("llamactl.cli.presets", "List the bundled models, or show one."),
     "schema": ("llamactl.cli.schema", "Print the JSON Schema of a command's --json output."),
     "version": ("llamactl.cli.version", "Print the versions that a bug report needs."),

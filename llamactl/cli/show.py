@@ -33,7 +33,7 @@ def show(command: str, loaded: Sequence[Loaded], reports: Sequence[Any], inputs:
     if out.verbose:
         view["reads"] = [x.model.reads for x in loaded]
     view["sources"] = [f"source: {x.source.source}" + "".join(f", {e}" for e in x.edits) for x in loaded]
-    if command == "kv-cache":
+    if command in ("kv-cache", "rope"):
         view["chart"] = out.format == "table"
     doc = document(command, reports, verbose=out.verbose, **view)
     if out.quiet:

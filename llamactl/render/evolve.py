@@ -13,7 +13,8 @@ def view(reports: Sequence[EvolveReport], **_: Any) -> Document:
     """One line a step: what changed, and what the model costs then."""
     (r,) = reports
     head = (Column("step", "count"), Column("edit"), Column("parameters", "count"),
-            Column("feed-forward share", "share"), Column("cache per token", "count"), Column("bytes in bf16", "count"), Column("--set"))
+            Column("feed-forward share", "share"), Column("cache per token", "count"),
+            Column("bytes in bf16", "count"), Column("--set"))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (n, s.title, s.total, s.ffn_share_blocks, s.kv_elements_per_token, s.kv_bytes_per_token_bf16, " ".join(s.edits))
         for n, s in enumerate(r.steps))

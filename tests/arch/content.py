@@ -42,6 +42,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = json.loads((Path(__file__).par
 
 Claim = tuple[str, Tensor, Tensor]  # what, computed from canonical tensors, seen in transformers
 Seen = dict[str, dict[str, Any]]
+Call = tuple[nn.Module, tuple[Tensor, ...], dict[str, Any], Tensor]  # a module, what it got, what it gave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ def built(name: str) -> Built:
             warnings.filterwarnings("ignore", "Casting complex values")
             hf = make_golden.build(Path(tmp))
         hf.save_pretrained(tmp)
-        written = json.loads((Path(tmp) / "config.json").read_text())
+        written = json.loads((Path(tmp) / "config.json").read_text()) | {"model_type": config["model_type"]}
         stored = {k: v for file in sorted(Path(tmp).glob("*.safetensors")) for k, v in load_file(file).items()}
     header = {k: (tuple(v["shape"]), v["kind"]) for k, v in make_golden.header(hf).items()}
     total = sum(p.numel() for p in set(hf.parameters()))
@@ -89,7 +90,7 @@ def watch(hf: nn.Module) -> Seen:
         for module in lm.modules():  # YaRN and longrope scale cos and sin; without that, position 0 is the identity
             for name in [n for n in vars(module) if n.endswith("attention_scaling")]:
                 setattr(module, name, 1.0)
-        layers = find(lm, r"(DecoderLayer|GPT2Block|GPTNeoXLayer|GPTBigCodeBlock|GPTJBlock|BloomBlock|MptBlock|DbrxBlock)$")
+        layers = find(lm, r"(DecoderLayer|GPTNeoXLayer|(GPT2|GPTBigCode|GPTJ|Bloom|Mpt|Dbrx)Block)$")
         parts = {f"layers.{i}": layer for i, layer in enumerate(layers)}
         tower = next((m for m in hf.children() for m in (m, *m.children()) if "Vision" in type(m).__name__), None)
         if tower is not None:
@@ -102,7 +103,7 @@ def watch(hf: nn.Module) -> Seen:
         ids, rows = torch.arange(vocab), torch.arange(vocab) % 64  # 64: GPT-2's table
         turns = {"position_ids": rows[:, None]} if re.match("GPT2|GPTBigCode|OPT", type(lm).__name__) else {}
         lm(ids[:, None], use_cache=False, **turns)
-        seen["embed"] |= {"ids": ids, "rows": rows}
+        seen["embed"] |= {"ids": ids, "rows": rows, "scaled": "MiniCPM3" in type(lm).__name__}  # before the head
         if tower is not None:
             watch_tower(hf, tower, seen, stack)
     for i, layer in enumerate(layers):
@@ -149,12 +150,29 @@ def hooked(module: nn.Module, into: dict[str, Any], before: str, after: str) -> 
 
 
 @contextmanager
+def called(module: nn.Module, into: list[Call]) -> Iterator[None]:
+    """Note every call of the smallest modules with parameters inside `module`, in the order transformers makes them."""
+
+    def hook(m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+        into.append((m, tuple(a.clone() for a in args), kwargs, out.clone()))
+
+    inside = [m for m in module.modules() if next(m.children(), None) is None and next(m.parameters(), None) is not None]
+    handles = [m.register_forward_hook(hook, with_kwargs=True) for m in inside]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def watch_layer(layer: nn.Module, s: dict[str, Any]) -> Iterator[None]:
     """in, attn_in, q, k, v, mixed, attn_out, mlp_in, mlp_out, out of one block."""
     attn, mlp = child(layer, "Attention"), child(layer, MLP_CLASS)
     code = sys.modules[type(attn).__module__]
     s["l2"] = getattr(attn, "qk_norm", None)
-    s["evens_first"] = hasattr(code, "apply_rotary_pos_emb_interleave") and attn.config.rope_interleave
+    s["evens_first"] = hasattr(code, "apply_rotary_pos_emb_interleave") and getattr(
+        attn.config, "rope_interleave", True)
     s["still"] = slice(-1, None) if "Llama4Vision" in type(attn).__name__ else slice(None)  # its class token only
 
     def note(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -165,6 +183,8 @@ def watch_layer(layer: nn.Module, s: dict[str, Any]) -> Iterator[None]:
         stack.enter_context(hooked(layer, s, "in", "out"))
         stack.enter_context(hooked(attn, s, "attn_in", "attn_out"))
         stack.enter_context(hooked(mlp, s, "mlp_in", "mlp_out"))
+        for indexer in [m for m in attn.children() if type(m).__name__.endswith("Indexer")]:
+            stack.enter_context(called(indexer, s.setdefault("indexer", [])))
         if hasattr(attn, "_split_heads"):  # Falcon computes attention itself; one token's attention is its v
             split = attn._split_heads
 
@@ -286,7 +306,8 @@ def layer_claims(layer: Layer, at: str, t: Canonical, s: dict[str, Any]) -> Iter
     else:
         raise TypeError(f"nothing here computes a {type(layer.attn).__name__}: add its claims")
     assert not layer.post_residual
-    stream = x + normed(layer.attn_post_norm, t, f"{at}.attn_post_norm", a)
+    scale = layer.residual_scale or 1.0
+    stream = x + scale * normed(layer.attn_post_norm, t, f"{at}.attn_post_norm", a)
     if layer.parallel:
         fed = normed(layer.mlp_norm, t, f"{at}.mlp_norm", x) if layer.mlp_norm else s["attn_in"]
     else:
@@ -296,7 +317,7 @@ def layer_claims(layer: Layer, at: str, t: Canonical, s: dict[str, Any]) -> Iter
         yield from moe_claims(layer.mlp, f"{at}.mlp", t, s)
     else:
         yield "mlp", feed_forward(layer.mlp, f"{at}.mlp", t, s["mlp_in"]), m
-    yield "out", stream + normed(layer.mlp_post_norm, t, f"{at}.mlp_post_norm", m), s["out"]
+    yield "out", stream + scale * normed(layer.mlp_post_norm, t, f"{at}.mlp_post_norm", m), s["out"]
 
 
 def attention_claims(attn: Attention, at: str, t: Canonical, s: dict[str, Any]) -> Iterator[Claim]:
@@ -339,7 +360,18 @@ def latent_claims(attn: LatentAttention, at: str, t: Canonical, s: dict[str, Any
     k = linear(t, f"{at}.k_b", latent).view(len(x), heads, attn.qk_nope)
     yield "k", torch.cat((k, turned(rope)[:, None].expand(-1, heads, -1)), -1), s["k"]
     yield "v", linear(t, f"{at}.v_b", latent).view(len(x), heads, attn.v_dim), s["v"]
+    if attn.indexer:
+        yield from called_claims([f"{at}.indexer.{x.path}" for x in attn.indexer.leaves()], t, s["indexer"])
     yield "o", linear(t, f"{at}.o", s["mixed"], attn.bias), s["attn_out"]
+
+
+def called_claims(paths: Sequence[str], t: Canonical, calls: Sequence[Call]) -> Iterator[Claim]:
+    """Each of `paths`, tensors in the order they are used, put into the module that transformers called there."""
+    modules = list(dict.fromkeys(path.rpartition(".")[0] for path in paths))
+    for at, (module, args, kwargs, out) in zip(modules, calls, strict=True):
+        own = {p.rpartition(".")[2]: t[p] for p in paths if p.rpartition(".")[0] == at}
+        assert own.keys() == dict(module.named_parameters()).keys()
+        yield at, torch.func.functional_call(module, own, args, kwargs), out
 
 
 def feed_forward(mlp: MLP, at: str, t: Canonical, x: Tensor) -> Tensor:
@@ -377,7 +409,8 @@ def claims(model: Model, t: Canonical, seen: Seen) -> Iterator[Claim]:
     for i, layer in enumerate(model.layers):
         for what, ours, theirs in layer_claims(layer, f"layers.{i}", t, seen[f"layers.{i}"]):
             yield f"layers.{i}.{what}", ours, theirs
-    yield "norm", normed(model.norm, t, "norm", seen[f"layers.{model.n_layers - 1}"]["out"]), seen["head"]["in"]
+    out = normed(model.norm, t, "norm", seen[f"layers.{model.n_layers - 1}"]["out"])
+    yield "norm", out * ((model.head.scale or 1.0) if e["scaled"] else 1.0), seen["head"]["in"]
     matrix = t["embed.weight"] if model.tied else t["head.weight"]
     yield "head", F.linear(seen["head"]["in"], matrix, t["head.bias"] if model.head.bias else None), seen["head"]["out"]
     if model.sections:

@@ -71,7 +71,9 @@ def test_cache(name: str) -> None:
         cache = layer.attn.cache()
         length = tokens if cache.window is None else min(tokens, cache.window - 1)
         if isinstance(layer.attn, LatentAttention):  # one latent and one rotated key, shared by all heads
-            assert shapes == {"k": [1, 1, tokens, layer.attn.kv_rank], "v": [1, 1, tokens, layer.attn.qk_rope]}
+            own = {"indexer": [1, tokens, layer.attn.indexer.head_dim]} if layer.attn.indexer else {}
+            assert shapes == {"k": [1, 1, tokens, layer.attn.kv_rank], "v": [1, 1, tokens, layer.attn.qk_rope], **own}
+            assert sum(c.elements for c in layer.caches()) == sum(math.prod(x) for x in shapes.values()) // tokens
             assert cache.elements == layer.attn.kv_rank + layer.attn.qk_rope
             assert (cache.kind, cache.window) == ("latent", None)
         else:

@@ -149,8 +149,11 @@ def test_rope(make_golden: ModuleType, name: str) -> None:
     text = oracle(make_golden.transformers, name).config.get_text_config()
     model = arch.describe(config(name), name)
     given = getattr(text, "rope_parameters", None) or {}
+    if not given and hasattr(text, "rotary_dim"):  # GPT-J has one fixed rotation
+        share = text.rotary_dim / (text.hidden_size // text.num_attention_heads)
+        given = {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": share}
     words = getattr(text, "layer_types", None) or ["full_attention"] * model.n_layers
-    turned = getattr(text, "no_rope_layers", None) or [text.model_type != "gpt2"] * model.n_layers  # 1: rotated
+    turned = getattr(text, "no_rope_layers", None) or [bool(given)] * model.n_layers  # 1: rotated
     for layer, word, turns in zip(model.layers, words, turned, strict=True):
         theirs = given.get(word, given)
         ours = layer.attn.rope
