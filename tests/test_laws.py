@@ -119,13 +119,9 @@ def stranger(file: Path, i: Import) -> str | None:
 
 
 # file -> what it still does against the rules; the mark goes with the breach
-BREACHES = {"cli/options.py": "asks huggingface_hub for its cache folder itself; that is source's to know"}
 
 
-@pytest.mark.parametrize("file", [
-    pytest.param(f, id=name, marks=[pytest.mark.xfail(strict=True, reason=BREACHES[name])] if name in BREACHES else [])
-    for f in FILES for name in [str(f.relative_to(PACKAGE))]
-])
+@pytest.mark.parametrize("file", [pytest.param(f, id=str(f.relative_to(PACKAGE))) for f in FILES])
 def test_imports(file: Path) -> None:
     assert room(file) in MAY, "a new room: say in MAY what it may import"
     wrong = []

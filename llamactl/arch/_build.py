@@ -155,7 +155,8 @@ def heads(cfg: Config, hidden: int, *, head_dim: int | None = None, kv_default: 
 
 def rope_dim(cfg: Config, hidden: int, *, head_dim: int | None = None, factor: float = 1.0) -> int:
     """Rotated dimensions of each head: head_dim x factor, an even number."""
-    explicit = cfg.integer("head_dim", default=head_dim)
+    stated_null = "head_dim" in cfg.data and cfg.data["head_dim"] is None
+    explicit = cfg.integer("head_dim", default=None if stated_null else head_dim)
     dim = explicit or cfg.divided(hidden, cfg.integer("num_attention_heads", "n_head", hi=COUNT))
     rotated = int(dim * factor)
     if rotated % 2 or rotated < 2:
@@ -198,6 +199,14 @@ def layer_norm(cfg: Config, dim: int, *keys: str, default: float = 1e-5, bias: b
 def pre_norm(attn: Attention, ff: MLP | MoE, norm: Norm, *, parallel: bool = False) -> Layer:
     """norm -> attention -> norm -> feed-forward, each added to the stream; parallel: one norm feeds both."""
     return Layer(attn=attn, mlp=ff, attn_norm=norm, mlp_norm=None if parallel else norm, parallel=parallel)
+
+
+def softcap(cfg: Config, key: str, default: float | None) -> float | None:
+    """A soft cap on logits: null means none, absent means the family's own default."""
+    if key in cfg.data and cfg.data[key] is None:
+        return None
+    value: float | None = cfg.number(key, default=default, lo=1e-6)
+    return value
 
 
 def window(cfg: Config, default: int | None) -> int | None:

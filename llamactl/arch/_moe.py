@@ -24,6 +24,8 @@ def moe_layers(cfg: Config, n: int) -> tuple[bool, ...]:
 def experts(cfg: Config, hidden: int, correction: bool) -> MoE:
     """Routed experts and one shared MLP as wide as n_shared_experts of them."""
     expert = b.mlp(cfg, hidden, key="moe_intermediate_size")
+    if "n_shared_experts" not in cfg.data:
+        raise cfg.refuse("config-missing", "n_shared_experts is missing (null stands for none)")
     n_shared = cfg.integer("n_shared_experts", lo=0, hi=COUNT, default=None)
     shared = None
     if n_shared:

@@ -8,6 +8,7 @@ from llamactl.arch._names import modules
 from llamactl.spec.config import Config
 from llamactl.spec.model import Context
 from llamactl.spec.naming import Rule, rule
+from llamactl.spec.state import Mamba2
 
 MAMBA = {"in": "in_proj", "conv": "conv1d", "x": "x_proj", "dt": "dt_proj", "out": "out_proj"}
 MAMBA_VECTORS = ("A_log", "D")
@@ -40,3 +41,10 @@ def inner(cfg: Config, hidden: int, key: str, *beside: str) -> int:
             raise cfg.refuse("config-conflict", f"{cfg.prefix}{other} is {cfg.data[other]:,}, but {key} makes "
                              f"{channels:,} channels")
     return channels
+
+
+def grouped(cfg: Config, state: Mamba2) -> Mamba2:
+    """`state`, refused where its groups do not share the heads evenly."""
+    if state.heads % state.groups:
+        raise cfg.refuse("config-heads", f"{state.heads} state-space heads cannot share {state.groups} groups evenly")
+    return state

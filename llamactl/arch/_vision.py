@@ -8,7 +8,7 @@ from llamactl.arch._names import modules
 from llamactl.errors import InputRefused
 from llamactl.spec.config import COUNT, LAYERS, Config
 from llamactl.spec.model import NotCounted, Section
-from llamactl.spec.naming import Rule, rule
+from llamactl.spec.naming import Rule, Transposed, rule
 from llamactl.spec.parts import MLP, Attention, Leaf, Norm, under
 
 _BLOCK = {
@@ -28,7 +28,7 @@ SIGLIP = (
               "vision.positions": "vision_tower.embeddings.position_embedding"}),
 )
 PROJECTOR_GEMMA3 = (
-    rule("multi_modal_projector.mm_input_projection_weight", "projector.weight"),
+    rule("multi_modal_projector.mm_input_projection_weight", "projector.weight", ops=(Transposed(),)),
     rule("multi_modal_projector.mm_soft_emb_norm.weight", "projector.norm.weight"),
 )
 LLAMA4_VISION = (
@@ -97,9 +97,9 @@ def siglip(cfg: Config, _: int) -> Section:
 
 
 def gemma3_projector(cfg: Config, text_hidden: int) -> Section:
-    """One matrix (vision, text) after a norm; stored (in, out)."""
+    """One matrix (text, vision) after a norm; stored (in, out)."""
     hidden = cfg.integer("hidden_size")
-    return _section("projector", [Leaf("weight", (hidden, text_hidden), ""), Leaf("norm.weight", (hidden,), "")])
+    return _section("projector", [Leaf("weight", (text_hidden, hidden), ""), Leaf("norm.weight", (hidden,), "")])
 
 
 def llama4(cfg: Config, _: int) -> Section:

@@ -26,14 +26,14 @@ def describe(cfg: Config) -> Model:
     bias = cfg.flag("attention_bias", default=False)
     full = b.attention(cfg, hidden, head_dim=256, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias,
                        scale=cfg.number("query_pre_attn_scalar", default=256.0, lo=1e-6) ** -0.5,
-                       softcap=cfg.number("attn_logit_softcapping", default=None))
+                       softcap=b.softcap(cfg, "attn_logit_softcapping", 50.0))
     norm, ff = b.rms(cfg, hidden, offset=True), b.mlp(cfg, hidden, activation=gelu(cfg))
     block = Layer(attn=full, mlp=ff, attn_norm=norm, attn_post_norm=norm, mlp_norm=norm, mlp_post_norm=norm)
     slides = replace(block, attn=replace(full, window=b.window(cfg, 4096)))
     types = b.pattern(cfg, n, 2)
     return b.decoder(cfg, "gemma2", b.by_type(types, {"full_attention": block, "sliding_attention": slides}),
                      norm=norm, tied_default=True, embed_scale=hidden**0.5, context=read_context(cfg, rope),
-                     softcap=cfg.number("final_logit_softcapping", default=None))
+                     softcap=b.softcap(cfg, "final_logit_softcapping", 30.0))
 
 
 def from_gguf(meta: Config) -> dict[str, object]:

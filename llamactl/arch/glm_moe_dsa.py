@@ -24,7 +24,7 @@ def describe(cfg: Config) -> Model:
 
 def indexers(cfg: Config, n: int) -> tuple[bool, ...]:
     """Which layers have an indexer: indexer_types, else index_topk_pattern, else every index_topk_freq-th one."""
-    words = cfg.get("indexer_types", "index_topk_pattern", default=None)
+    words = cfg.get("indexer_types", default=None) or cfg.get("index_topk_pattern", default=None)
     if words is None:
         every = max(cfg.integer("index_topk_freq", lo=0, hi=LAYERS, default=1), 1)
         offset = cfg.integer("index_skip_topk_offset", lo=0, hi=LAYERS, default=2)

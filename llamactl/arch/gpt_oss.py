@@ -9,7 +9,8 @@ from llamactl.arch._names import ATTENTION, LLAMA_OUTER, PRE_NORMS, blocks, modu
 from llamactl.spec.config import POSITIONS, Config
 from llamactl.spec.model import Model
 from llamactl.spec.naming import Fused, Transposed, rule
-from llamactl.spec.ropeconfig import read_context, read_rope
+from llamactl.spec.rope import RopeScaling
+from llamactl.spec.ropeconfig import read_context, read_rope, rope_block
 
 MODEL_TYPES = ("gpt_oss",)
 GGUF = ("gpt-oss",)
@@ -31,6 +32,9 @@ HF = (
 def describe(cfg: Config) -> Model:
     hidden, n = b.shape(cfg)
     rope = read_rope(cfg, b.rope_dim(cfg, hidden, head_dim=64), theta=150000.0)
+    if rope_block(cfg) is None:  # the family's own default, which its files leave out only when they were cut down
+        rope = replace(rope, scaling=RopeScaling(kind="yarn", factor=32.0, original=4096, beta_fast=32.0, beta_slow=1.0,
+                                                 truncate=False))
     bias = cfg.flag("attention_bias", default=True)
     full = replace(b.attention(cfg, hidden, head_dim=64, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias),
                    sinks=True)

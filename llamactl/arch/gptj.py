@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from llamactl.arch import _build as b
 from llamactl.arch._names import modules
-from llamactl.spec.config import COUNT, Config
-from llamactl.spec.model import Model
+from llamactl.spec.config import COUNT, POSITIONS, Config
+from llamactl.spec.model import Context, Model
 from llamactl.spec.parts import MLP, Attention
 from llamactl.spec.rope import Rope
-from llamactl.spec.ropeconfig import read_context
 
 MODEL_TYPES = ("gptj",)
 H, L = "transformer.h.{i}.", "layers.{i}."
@@ -24,6 +23,7 @@ def describe(cfg: Config) -> Model:
     cfg.expect("rotary", allowed=(True,), default=True)
     heads = cfg.integer("n_head", "num_attention_heads", hi=COUNT)
     dim = cfg.divided(hidden, heads)
+    rows = cfg.integer("n_positions", "max_position_embeddings", hi=POSITIONS)
     rotated = cfg.integer("rotary_dim", lo=2, hi=dim, default=None if "rotary_dim" in cfg.data else 64)
     if rotated is None or rotated % 2 or rotated > dim:
         raise cfg.refuse("config-rope", f"{rotated} rotated dimensions of {dim}: rotation needs an even part of a head")
@@ -33,4 +33,5 @@ def describe(cfg: Config) -> Model:
     ffn = cfg.integer("n_inner", default=4 * hidden)
     norm = b.layer_norm(cfg, hidden, "layer_norm_epsilon")
     layer = b.pre_norm(attn, MLP(hidden=hidden, ffn=ffn, activation=act, gated=False, bias=True), norm, parallel=True)
-    return b.decoder(cfg, "gptj", (layer,) * n, norm=norm, head_bias=True, context=read_context(cfg, rope))
+    return b.decoder(cfg, "gptj", (layer,) * n, norm=norm, head_bias=True,
+                     context=Context(trained=rows, usable=rows, why="the table of sines ends there"))

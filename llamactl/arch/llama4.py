@@ -37,9 +37,9 @@ def describe(cfg: Config) -> Model:
     text = cfg.section("text_config")
     cfg, vision = text or cfg, cfg.section("vision_config") if text else None
     hidden, n = b.shape(cfg)
-    rope = read_rope(cfg, b.rope_dim(cfg, hidden), theta=500000.0, pairs="adjacent")
+    rope = read_rope(cfg, b.rope_dim(cfg, hidden, head_dim=128), theta=500000.0, pairs="adjacent")
     bias = cfg.flag("attention_bias", default=False)
-    attn = b.attention(cfg, hidden, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias)
+    attn = b.attention(cfg, hidden, head_dim=128, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias)
     norm, chunk = b.rms(cfg, hidden, default=1e-5), chunk_size(cfg)
     has_rope, sparse = rotated_layers(cfg, n), moe_layers(cfg, n)
     expert = b.mlp(cfg, hidden)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llamactl.arch import _build as b
 from llamactl.arch._names import LLAMA_OUTER, PRE_NORMS, blocks, modules
 from llamactl.spec.config import Config
@@ -25,6 +27,8 @@ def describe(cfg: Config) -> Model:
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
         cfg.expect(key, allowed=(False,), default=False)
     rope = read_rope(cfg, b.rope_dim(cfg, hidden, factor=partial_factor(cfg, 1.0)))
+    if rope.scaling and rope.scaling.original is None:
+        rope = replace(rope, scaling=replace(rope.scaling, original=4096))
     attn = b.attention(cfg, hidden, rope=rope, window=b.window(cfg, None))
     layer = b.pre_norm(attn, b.mlp(cfg, hidden), b.rms(cfg, hidden, default=1e-5))
     return b.decoder(cfg, "phi3", (layer,) * n, norm=b.rms(cfg, hidden, default=1e-5),

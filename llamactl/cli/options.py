@@ -36,19 +36,10 @@ class Access(NamedTuple):
 def complete_model(incomplete: str) -> list[str]:
     """Presets, their Hub ids and models in the local Hub cache; never the network."""
     from llamactl.source import presets
+    from llamactl.source.hub import cached_models
 
-    known = (*presets.names(), *presets.hub_ids(), *_cached_models())
+    known = (*presets.names(), *presets.hub_ids(), *cached_models())
     return [x for x in dict.fromkeys(known) if x.lower().startswith(incomplete.lower())]
-
-
-def _cached_models() -> list[str]:
-    try:
-        from huggingface_hub.constants import HF_HUB_CACHE
-
-        return sorted(n.removeprefix("models--").replace("--", "/", 1) for n in os.listdir(HF_HUB_CACHE)
-                      if n.startswith("models--"))
-    except OSError:
-        return []
 
 
 ModelArg = Annotated[

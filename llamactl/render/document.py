@@ -8,7 +8,7 @@ Cell: TypeAlias = "str | int | float | None"
 
 
 class Column(NamedTuple):
-    """kind: text | count | number | bytes | share | ratio; it decides how a cell is written and on which side it stands."""
+    """kind: text | count | number | bytes | share | ratio; how a cell is written, and on which side it stands."""
 
     name: str
     kind: str = "text"

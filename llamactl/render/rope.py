@@ -42,7 +42,8 @@ def _facts(r: RopeReport, x: Rotation) -> list[tuple[str, str]]:
     out.append(("context", trained + usable + (f", judged at {count(x.target_context)}" if x.target_context else "")))
     out.append(("pairs", f"{len(x.pairs)}: {x.untouched} untouched, {x.blended} blended, {x.slowed} slowed"))
     if x.trained_context:
-        out.append(("unseen angles", f"{x.unseen} pairs go further than they did in unstretched training" if x.unseen else "none"))
+        far = f"{x.unseen} pairs go further than they did in unstretched training"
+        out.append(("unseen angles", far if x.unseen else "none"))
     return out
 
 

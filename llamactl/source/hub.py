@@ -199,3 +199,14 @@ def _head(url: str, timeout: float, ask: Ask) -> tuple[str | None, int]:
             raise ask.refuse("hub-error", f"{ask.host} does not answer as a Hub (no X-Repo-Commit header)",
                              "check HF_ENDPOINT and the proxy")
     return commit, int(size) if size and size.isdecimal() else 0
+
+
+def cached_models() -> list[str]:
+    """Ids of the models in the local Hub cache, by name; no request is made."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    try:
+        names = os.listdir(HF_HUB_CACHE)
+    except OSError:
+        return []
+    return sorted(n.removeprefix("models--").replace("--", "/", 1) for n in names if n.startswith("models--"))

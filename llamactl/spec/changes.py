@@ -12,6 +12,7 @@ from llamactl.spec.rope import Rope
 
 
 def impossible(why: str) -> UsageError:
+    """An edit that has no meaning for this model."""
     return UsageError("edit", why)
 
 
@@ -24,6 +25,7 @@ def each_layer(model: Model, change: Callable[[Layer], Layer]) -> Model:
 
 
 def each_attention(model: Model, change: Callable[[Attention], Attention], what: str) -> Model:
+    """Every attention part changed; `what` names the edit where there is none to change."""
     def one(layer: Layer) -> Layer:
         if layer.attn is None:
             return layer
@@ -35,6 +37,7 @@ def each_attention(model: Model, change: Callable[[Attention], Attention], what:
 
 
 def each_mlp(model: Model, change: Callable[[MLP], MLP], *, dense: bool = True, expert: bool = False) -> Model:
+    """Feed-forwards changed: the dense ones, and with `expert` also those inside a mixture."""
     def one(layer: Layer) -> Layer:
         ff = layer.mlp
         if isinstance(ff, MLP) and dense:
@@ -79,24 +82,28 @@ def set_heads(model: Model, n: int) -> Model:
 
 
 def set_ffn(model: Model, n: int) -> Model:
+    """Width of the dense feed-forward."""
     if not any(isinstance(layer.mlp, MLP) for layer in model.layers):
         raise impossible("this model has no dense feed-forward: set expert_ffn")
     return each_mlp(model, lambda m: replace(m, ffn=n))
 
 
 def each_moe(model: Model, change: Callable[[MoE], MoE]) -> Model:
+    """Every mixture of experts changed."""
     if not any(isinstance(layer.mlp, MoE) for layer in model.layers):
         raise impossible("this model has no experts")
     return each_layer(model, lambda x: replace(x, mlp=change(x.mlp)) if isinstance(x.mlp, MoE) else x)
 
 
 def with_experts(part: MoE, n: int, top_k: int) -> MoE:
+    """A mixture of n experts, top_k of them for each token."""
     if top_k > n:
         raise impossible(f"{top_k} experts per token of {n}")
     return replace(part, n_experts=n, top_k=top_k)
 
 
 def set_layers(model: Model, n: int) -> Model:
+    """The first n layers, or n equal ones."""
     if n > model.n_layers and len(set(model.layers)) > 1:
         raise impossible(f"the {model.n_layers} layers differ, so what layer {model.n_layers} would be is a guess")
     layers = model.layers[:n] if n <= model.n_layers else (model.layers[0],) * n
@@ -104,18 +111,22 @@ def set_layers(model: Model, n: int) -> Model:
 
 
 def set_vocab(model: Model, n: int) -> Model:
+    """Rows of the embedding and the head."""
     return replace(model, embed=replace(model.embed, vocab=n), head=replace(model.head, vocab=n))
 
 
 def set_tie(model: Model, tied: bool) -> Model:
+    """Whether the head is the embedding."""
     return replace(model, head=replace(model.head, tied=tied), tied_why=f"edited: tie={str(tied).lower()}")
 
 
 def set_activation(model: Model, name: str) -> Model:
+    """The activation of every feed-forward, experts too."""
     return each_mlp(model, lambda m: replace(m, activation=name), expert=True)
 
 
 def set_gate(model: Model, gated: bool) -> Model:
+    """Three matrices instead of two, or back, at the same width."""
     return each_mlp(model, lambda m: replace(m, gated=gated), expert=True)
 
 
@@ -132,10 +143,12 @@ def set_norm(model: Model, kind: str) -> Model:
 
 
 def set_window(model: Model, window: int | None) -> Model:
+    """Tokens that every layer sees; None for all."""
     return each_attention(model, lambda a: replace(a, window=window), "window")
 
 
 def set_theta(model: Model, theta: float) -> Model:
+    """Base of every rotation."""
     if not any(layer.attn and layer.attn.rope for layer in model.layers):
         raise impossible("this model has no RoPE")
     return each_layer(model, lambda x: replace(

@@ -179,7 +179,8 @@ class Config:
             self.reads.append((self.prefix + "num_key_value_heads", n_kv, "= num_attention_heads"))
         if n_heads % n_kv:
             raise self.refuse("config-heads", f"{n_heads} heads cannot share {n_kv} KV heads evenly")
-        dim = self.integer("head_dim", default=head_dim)
+        stated_null = "head_dim" in self.data and self.data["head_dim"] is None  # then the fixed default is not meant
+        dim = self.integer("head_dim", default=None if stated_null else head_dim)
         if dim is None:
             dim = self.divided(hidden, n_heads)
         return n_heads, n_kv, dim

@@ -110,7 +110,7 @@ class Model:
     layers: one Layer per index, n_layers is their number. tied_why, dtype_why: what decided, for the reader.
     quantization: method named by the config, None for plain weights. window_engines: engines that cut the cache of
     windowed layers at the window (llama.cpp ignores the window of uniformly windowed families).
-    dropout: the largest rate the config trains with.
+    dropout: the largest rate the config trains with. extra: tensors of one family's own outside the blocks.
     stored_bytes, stored_as: what one file's tensors take and their types by size, "Q4_1 + F32"; None if not read.
     notes: (code, message) warnings of the reading. reads: (key, value, how) of every config value used.
     """
@@ -126,6 +126,7 @@ class Model:
     context: Context
     positions: Positions | None = None
     embed_norm: Norm | None = None
+    extra: Leaves = ()
     sections: tuple[Section, ...] = ()
     not_counted: tuple[NotCounted, ...] = ()
     dtype: str | None = None
@@ -158,6 +159,7 @@ class Model:
             yield from self.embed_norm.leaves("embed_norm")
         if self.norm:
             yield from self.norm.leaves("norm")
+        yield from self.extra
         yield from under("head", self.head.leaves())
         for section in self.sections:
             yield from section.leaves

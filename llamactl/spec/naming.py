@@ -39,6 +39,8 @@ class Fused:
             return [array[a : a + r] for a, r in zip(starts, rows, strict=True)]
         if self.order == "interleaved":
             return [array[n :: len(rows)] for n in range(len(rows))]
+        if self.order != "per_group":
+            raise ValueError(f"{self.order!r} is no order of fused tensors")
         by_group = array.reshape((groups, sum(rows) // groups, *rest))
         out, start = [], 0
         for r in rows:

@@ -240,10 +240,14 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedPositions:
-    """A trained table (rows, dim) added to the embedding; it ends at `rows` positions."""
+    """A trained table (rows, dim) added to the embedding; it ends at `rows` positions.
+
+    offset: the row of position 0, with unused rows before it (OPT).
+    """
 
     rows: int
     dim: int
+    offset: int = 0
 
     def leaves(self) -> Leaves:
         return (Leaf("weight", (self.rows, self.dim), "position_embedding"),)

@@ -124,8 +124,8 @@ def _factors(block: Config, key: str, dim: int) -> tuple[float, ...]:
 def read_context(cfg: Config, rope: Rope | None, *, final: bool = False, default: int | None = None) -> Context:
     """Trained and usable positions.
 
-    max_position_embeddings is the stretched length already where it exceeds the original length, and for llama3 and
-    longrope; linear and dynamic files keep the trained length there and multiply. final: the family writes the
+    max_position_embeddings is the stretched length already for llama3 and longrope, and where it reaches the original
+    length times the factor; other files keep the trained length there, and the factor multiplies. final: the family writes the
     stretched length whatever the scheme (Gemma 3). default: the family's own, where the file is silent.
     """
     limit = cfg.integer("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", hi=POSITIONS,
@@ -136,7 +136,7 @@ def read_context(cfg: Config, rope: Rope | None, *, final: bool = False, default
     if scaling is None or final:
         return Context(trained=limit, usable=limit, why="max_position_embeddings")
     trained = scaling.original or limit
-    if scaling.kind in ("llama3", "longrope") or limit > trained:
-        return Context(trained=trained, usable=limit, why=f"max_position_embeddings, stretched by {scaling.kind}")
     usable = round(trained * (scaling.factor or 1.0))
+    if scaling.kind in ("llama3", "longrope") or limit >= usable:
+        return Context(trained=trained, usable=limit, why=f"max_position_embeddings, stretched by {scaling.kind}")
     return Context(trained=trained, usable=usable, why=f"{trained:,} x {scaling.factor:g} ({scaling.kind})")

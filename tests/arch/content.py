@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,6 +38,7 @@ from llamactl.spec.naming import Rule, read, stored_tensors
 from llamactl.spec.parts import MLP, Attention, MoE, Norm
 
 make_golden: Any = sys.modules["llamactl_tests_make_golden"]
+state_content: Any = sys.modules["llamactl_tests_state_content"]
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = json.loads((Path(__file__).parent / "variants.json").read_text())
 
@@ -90,7 +92,7 @@ def watch(hf: nn.Module) -> Seen:
         for module in lm.modules():  # YaRN and longrope scale cos and sin; without that, position 0 is the identity
             for name in [n for n in vars(module) if n.endswith("attention_scaling")]:
                 setattr(module, name, 1.0)
-        layers = find(lm, r"(DecoderLayer|GPTNeoXLayer|(GPT2|GPTBigCode|GPTJ|Bloom|Mpt|Dbrx)Block)$")
+        layers = find(lm, r"(DecoderLayer|GPTNeoXLayer|(Mamba2?|NemotronH|GPT2|GPTBigCode|GPTJ|Bloom|Mpt|Dbrx)Block)$")
         parts = {f"layers.{i}": layer for i, layer in enumerate(layers)}
         tower = next((m for m in hf.children() for m in (m, *m.children()) if "Vision" in type(m).__name__), None)
         if tower is not None:
@@ -107,7 +109,10 @@ def watch(hf: nn.Module) -> Seen:
         if tower is not None:
             watch_tower(hf, tower, seen, stack)
     for i, layer in enumerate(layers):
-        watch_experts(child(layer, MLP_CLASS), seen[f"layers.{i}"])
+        for mlp in children(layer, MLP_CLASS):
+            watch_experts(mlp, seen[f"layers.{i}"])
+        for mixer in children(layer, state_content.MIXER_CLASS):
+            state_content.watch_state(mixer, seen[f"layers.{i}"])
     return {k: dict(v) for k, v in seen.items()}
 
 
@@ -123,8 +128,12 @@ def find(module: nn.Module, cls: str) -> nn.ModuleList:
 
 
 def child(module: nn.Module, cls: str) -> nn.Module:
-    (one,) = [m for m in module.children() if re.search(cls, type(m).__name__)]
+    (one,) = children(module, cls)
     return one
+
+
+def children(module: nn.Module, cls: str) -> list[nn.Module]:
+    return [m for m in module.children() if re.search(cls, type(m).__name__)]
 
 
 @contextmanager
@@ -134,8 +143,12 @@ def hooked(module: nn.Module, into: dict[str, Any], before: str, after: str) -> 
     def flat(x: Tensor) -> Tensor:
         return x.detach().clone().flatten(0, -2)
 
+    adds = list(signature(module.forward).parameters)[1:2] == ["residual"]  # Bloom and MPT add the stream inside
+
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         into[after] = flat(out[0] if isinstance(out, tuple) else out)
+        if adds:
+            into[after] -= flat(args[1])
 
     def pre(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         into[before] = flat(args[0] if args else next(iter(kwargs.values())))
@@ -167,8 +180,27 @@ def called(module: nn.Module, into: list[Call]) -> Iterator[None]:
 
 @contextmanager
 def watch_layer(layer: nn.Module, s: dict[str, Any]) -> Iterator[None]:
-    """in, attn_in, q, k, v, mixed, attn_out, mlp_in, mlp_out, out of one block."""
-    attn, mlp = child(layer, "Attention"), child(layer, MLP_CLASS)
+    """in, attn_in, attn_out, mlp_in, mlp_out, out of one block; a hybrid's may have one of the two alone."""
+    mixers, mlps = children(layer, f"Attention|{state_content.MIXER_CLASS}"), children(layer, MLP_CLASS)
+    assert len(mixers) <= 1, "a block with two mixers: watch each"
+    with ExitStack() as stack:
+        stack.enter_context(hooked(layer, s, "in", "out"))
+        for mixer in mixers:
+            stack.enter_context(hooked(mixer, s, "attn_in", "attn_out"))
+        for mlp in mlps:
+            stack.enter_context(hooked(mlp, s, "mlp_in", "mlp_out"))
+        bare = [m for m in layer.children() if isinstance(m, nn.Linear)]
+        if len(bare) == 2 and not mlps:  # OPT's feed-forward is no module of its own
+            stack.enter_context(hooked(bare[0], s, "mlp_in", "_"))
+            stack.enter_context(hooked(bare[1], s, "_", "mlp_out"))
+        for attn in children(layer, "Attention"):
+            stack.enter_context(watch_attention(attn, s))
+        yield
+
+
+@contextmanager
+def watch_attention(attn: nn.Module, s: dict[str, Any]) -> Iterator[None]:
+    """q, k, v and what is mixed of them."""
     code = sys.modules[type(attn).__module__]
     s["l2"] = getattr(attn, "qk_norm", None)
     s["evens_first"] = hasattr(code, "apply_rotary_pos_emb_interleave") and getattr(
@@ -180,9 +212,6 @@ def watch_layer(layer: nn.Module, s: dict[str, Any]) -> Iterator[None]:
             s[name] = x.transpose(1, 2).flatten(0, 1).clone()
 
     with ExitStack() as stack:
-        stack.enter_context(hooked(layer, s, "in", "out"))
-        stack.enter_context(hooked(attn, s, "attn_in", "attn_out"))
-        stack.enter_context(hooked(mlp, s, "mlp_in", "mlp_out"))
         for indexer in [m for m in attn.children() if type(m).__name__.endswith("Indexer")]:
             stack.enter_context(called(indexer, s.setdefault("indexer", [])))
         if hasattr(attn, "_split_heads"):  # Falcon computes attention itself; one token's attention is its v
@@ -270,7 +299,8 @@ class Canonical(dict[str, Tensor]):
         return super().__getitem__(name)
 
 
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu}
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu,
+               "relu2": lambda x: F.relu(x).square()}
 
 
 def linear(t: Canonical, at: str, x: Tensor, bias: bool = False) -> Tensor:
@@ -297,17 +327,29 @@ def normed(norm: Norm | None, t: Canonical, at: str, x: Tensor) -> Tensor:
 
 def layer_claims(layer: Layer, at: str, t: Canonical, s: dict[str, Any]) -> Iterator[Claim]:
     """One block, each branch from the input that transformers gave it."""
-    x, a, m = s["in"], s["attn_out"], s["mlp_out"]
-    yield "attn_norm", normed(layer.attn_norm, t, f"{at}.attn_norm", x), s["attn_in"]
+    x, a, m = s["in"], s.get("attn_out"), s.get("mlp_out")
+    if a is not None:
+        yield "attn_norm", normed(layer.attn_norm, t, f"{at}.attn_norm", x), s["attn_in"]
     if isinstance(layer.attn, LatentAttention):
         yield from latent_claims(layer.attn, f"{at}.attn", t, s)
     elif isinstance(layer.attn, Attention):
         yield from attention_claims(layer.attn, f"{at}.attn", t, s)
-    else:
+    elif layer.attn is not None:
         raise TypeError(f"nothing here computes a {type(layer.attn).__name__}: add its claims")
-    assert not layer.post_residual
+    if layer.state:
+        assert not layer.attn, "a block with two mixers: claim their sum"
+        yield from state_content.claims(layer.state, f"{at}.state", t, s)
     scale = layer.residual_scale or 1.0
-    stream = x + scale * normed(layer.attn_post_norm, t, f"{at}.attn_post_norm", a)
+
+    def added(x: Tensor, norm: Norm | None, name: str, branch: Tensor) -> Tensor:
+        if layer.post_residual:
+            return normed(norm, t, name, x + scale * branch)
+        return x + scale * normed(norm, t, name, branch)
+
+    stream = x if a is None else added(x, layer.attn_post_norm, f"{at}.attn_post_norm", a)
+    if layer.mlp is None:
+        yield "out", stream, s["out"]
+        return
     if layer.parallel:
         fed = normed(layer.mlp_norm, t, f"{at}.mlp_norm", x) if layer.mlp_norm else s["attn_in"]
     else:
@@ -317,7 +359,7 @@ def layer_claims(layer: Layer, at: str, t: Canonical, s: dict[str, Any]) -> Iter
         yield from moe_claims(layer.mlp, f"{at}.mlp", t, s)
     else:
         yield "mlp", feed_forward(layer.mlp, f"{at}.mlp", t, s["mlp_in"]), m
-    yield "out", stream + scale * normed(layer.mlp_post_norm, t, f"{at}.mlp_post_norm", m), s["out"]
+    yield "out", added(stream, layer.mlp_post_norm, f"{at}.mlp_post_norm", m), s["out"]
 
 
 def attention_claims(attn: Attention, at: str, t: Canonical, s: dict[str, Any]) -> Iterator[Claim]:
@@ -333,6 +375,8 @@ def attention_claims(attn: Attention, at: str, t: Canonical, s: dict[str, Any]) 
         theirs = s[one]
         if attn.clip:
             ours = ours.clamp(-attn.clip, attn.clip)
+        if one == "q" and attn.scale is None and s.get("scaling") == 1.0:  # OPT scales q before it is handed on
+            ours = ours * attn.head_dim**-0.5
         ours = ours.repeat_interleave(theirs.shape[1] // heads, 1)
         yield one, ours[still if one in "qk" else slice(None)], theirs[still if one in "qk" else slice(None)]
     if attn.sinks:  # a softmax over one score and the sink
@@ -404,12 +448,16 @@ def claims(model: Model, t: Canonical, seen: Seen) -> Iterator[Claim]:
     e = seen["embed"]
     x = t["embed.weight"][e["ids"]] * (model.embed.scale or 1.0)
     if model.positions:
-        x = x + t["pos_embed.weight"][e["rows"]]
-    yield "embed", x, seen["layers.0"]["in"]
+        if "project_in.weight" in t:
+            x = linear(t, "project_in", x)
+        x = x + t["pos_embed.weight"][e["rows"] + model.positions.offset]
+    yield "embed", normed(model.embed_norm, t, "embed_norm", x), seen["layers.0"]["in"]
     for i, layer in enumerate(model.layers):
         for what, ours, theirs in layer_claims(layer, f"layers.{i}", t, seen[f"layers.{i}"]):
             yield f"layers.{i}.{what}", ours, theirs
     out = normed(model.norm, t, "norm", seen[f"layers.{model.n_layers - 1}"]["out"])
+    if "project_out.weight" in t:
+        out = linear(t, "project_out", out)
     yield "norm", out * ((model.head.scale or 1.0) if e["scaled"] else 1.0), seen["head"]["in"]
     matrix = t["embed.weight"] if model.tied else t["head.weight"]
     yield "head", F.linear(seen["head"]["in"], matrix, t["head.bias"] if model.head.bias else None), seen["head"]["out"]

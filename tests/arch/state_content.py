@@ -6,7 +6,7 @@ tokens in a row, and its recurrence is computed again from canonical tensors, to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,14 +23,24 @@ def watch_state(mixer: nn.Module, s: dict[str, Any]) -> None:
     """What `mixer` makes of the first tokens that it was given, now in a row."""
     s["run_in"] = s["attn_in"][:LENGTH]
     s["dt_min"] = float(getattr(mixer, "time_step_limit", (0.0,))[0])
+    s["run_norms"] = normed = []
+    norms = [m for m in mixer.children() if type(m).__name__.endswith("RMSNorm")]
+    handles = [m.register_forward_hook(lambda _, args, out: normed.append(out[0])) for m in norms]
     with torch.no_grad():
         s["run_out"] = mixer(s["run_in"][None])[0]
+    for handle in handles:
+        handle.remove()
 
 
-def computed(part: StateMixer, at: str, t: Mapping[str, Tensor], s: dict[str, Any]) -> Tensor:
-    """The same from canonical tensors."""
+def claims(
+    part: StateMixer, at: str, t: Mapping[str, Tensor], s: dict[str, Any],
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The same from canonical tensors, beside what transformers made."""
+    if isinstance(part, Mamba):
+        for name, ours, theirs in zip(("dt", "b", "c"), selection(part, at, t, s)[2:], s["run_norms"], strict=False):
+            yield f"state.{name}", ours, theirs  # y holds b and c as a product only, so their norms must be seen apart
     of = {Mamba: mamba, Mamba2: mamba2, GatedDeltaNet: delta_net, ShortConv: short_conv}
-    return of[type(part)](part, at, t, s)  # type: ignore[operator]
+    yield "state", of[type(part)](part, at, t, s), s["run_out"]  # type: ignore[operator]
 
 
 def linear(t: Mapping[str, Tensor], at: str, x: Tensor, bias: bool = False) -> Tensor:
@@ -49,14 +59,20 @@ def rms(x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
-def mamba(part: Mamba, at: str, t: Mapping[str, Tensor], s: dict[str, Any]) -> Tensor:
-    """arXiv:2312.00752, algorithm 2, with Jamba's norms (arXiv:2403.19887, section 3.2) where there are any."""
+def selection(part: Mamba, at: str, t: Mapping[str, Tensor], s: dict[str, Any]) -> tuple[Tensor, ...]:
+    """x, its gate z, and what depends on the token: dt, B and C, normed in Jamba (arXiv:2403.19887, section 3.2)."""
     x, z = linear(t, f"{at}.in", s["run_in"], part.bias).chunk(2, -1)
     x = F.silu(conv(t, at, x, part.conv_bias))
     dt, b, c = linear(t, f"{at}.x", x).split((part.dt_rank, part.state, part.state), -1)
     if part.inner_norms is not None:
         dt, b, c = (rms(y, part.inner_norms) * t[f"{at}.{n}_norm.weight"]
                     for n, y in (("dt", dt), ("b", b), ("c", c)))
+    return x, z, dt, b, c
+
+
+def mamba(part: Mamba, at: str, t: Mapping[str, Tensor], s: dict[str, Any]) -> Tensor:
+    """arXiv:2312.00752, algorithm 2."""
+    x, z, dt, b, c = selection(part, at, t, s)
     dt = F.softplus(linear(t, f"{at}.dt", dt, True))
     a = -torch.exp(t[f"{at}.A_log"])
     h, out = torch.zeros(part.inner, part.state), []

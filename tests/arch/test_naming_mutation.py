@@ -32,12 +32,17 @@ FIELDS = tuple(signature(Rule).parameters)
 EQUIVALENT = {
     ("deepseek_v2", "model.layers.{i}.self_attn.kv_b_proj.weight"): "latent attention has one head count",
     ("deepseek_v3", "model.layers.{i}.self_attn.kv_b_proj.weight"): "latent attention has one head count",
+    ("deepseek_v32", "model.layers.{i}.self_attn.kv_b_proj.weight"): "latent attention has one head count",
+    ("glm_moe_dsa", "model.layers.{i}.self_attn.kv_b_proj.weight"): "latent attention has one head count",
+    ("minicpm3", "model.layers.{i}.self_attn.kv_b_proj.weight"): "latent attention has one head count",
     ("gpt_neox", "gpt_neox.layers.{i}.attention.query_key_value.weight"): "the family has as many KV heads as heads",
     ("gpt_neox", "gpt_neox.layers.{i}.attention.query_key_value.bias"): "the family has as many KV heads as heads",
 }
 # Rules for weights that no config of the family has: tables are shared between families.
 UNREACHABLE = {
     ("deepseek_v2", "layers.{i}.mlp.router.correction_bias"): "V3's table",
+    ("deepseek_v32", "layers.{i}.attn.q.weight"): "V2's table; the indexer needs a factored q",
+    ("glm_moe_dsa", "layers.{i}.attn.q.weight"): "V2's table; the indexer needs a factored q",
     ("olmoe", "layers.{i}.mlp.gate.weight"): "Llama's table; every OLMoE layer is a mixture",
     ("olmoe", "layers.{i}.mlp.up.weight"): "Llama's table; every OLMoE layer is a mixture",
     ("olmoe", "layers.{i}.mlp.down.weight"): "Llama's table; every OLMoE layer is a mixture",

@@ -200,8 +200,9 @@ def test_a_bug_shows_its_traceback_to_debug(cli: Any, broken: Any) -> None:
 
 
 SLOW = """
-import sys, time, llamactl.api as room
+import signal, sys, time, llamactl.api as room
 from llamactl.cli.app import run
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored from the start
 def load(*_, **__):
     print("ready", file=sys.stderr, flush=True)
     time.sleep(60)

@@ -99,7 +99,6 @@ def test_yarn_whose_maximum_is_still_the_trained_length() -> None:
     assert {layer.attn.cache().window for layer in describe(**keys).layers} == {None}
 
 
-@pytest.mark.xfail(strict=True, reason="any maximum above the original length is taken for the stretched one")
 def test_yarn_whose_maximum_is_the_trained_length_and_room_for_an_answer() -> None:
     """Qwen3's files say 40,960 = 32,768 + 8,192; with the model card's block they reach 32,768 x 4."""
     block = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
