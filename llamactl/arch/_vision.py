@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from llamactl.arch._names import modules
 from llamactl.errors import InputRefused
@@ -43,7 +43,7 @@ LLAMA4_VISION = (
 )
 
 
-def _block(cfg: Config, hidden: int, eps: float) -> tuple[Leaf, ...]:
+def block(cfg: Config, hidden: int, eps: float) -> tuple[Leaf, ...]:
     """One ViT block: LayerNorm, biased attention, LayerNorm, biased two-matrix MLP."""
     heads = cfg.integer("num_attention_heads", hi=COUNT)
     attn = Attention(hidden=hidden, n_heads=heads, n_kv_heads=heads, head_dim=cfg.divided(hidden, heads),
@@ -54,13 +54,17 @@ def _block(cfg: Config, hidden: int, eps: float) -> tuple[Leaf, ...]:
             *under("mlp", ff.leaves()))
 
 
-def _section(name: str, leaves: list[Leaf]) -> Section:
+def section(name: str, leaves: Iterable[Leaf]) -> Section:
+    """`leaves` below `name`, all counted under it."""
     return Section(name=name, leaves=tuple(Leaf(f"{name}.{x.path}" if x.path else name, x.shape, name, x.kind, x.copies)
                                            for x in leaves))
 
 
+Maker = Callable[[Config, int], Section]
+
+
 def beside(
-    cfg: Config | None, text_hidden: int, *makers: Callable[[Config, int], Section]
+    cfg: Config | None, text_hidden: int, *makers: Maker
 ) -> tuple[tuple[Section, ...], tuple[NotCounted, ...]]:
     """The sections that `makers` make of vision_config, or, where it lacks a shape, a line that says so."""
     if cfg is None:
@@ -88,10 +92,10 @@ def siglip(cfg: Config, _: int) -> Section:
     hidden, channels = cfg.integer("hidden_size"), cfg.integer("num_channels", default=3)
     n, side = patches(cfg)
     eps = cfg.number("layer_norm_eps", default=1e-6)
-    return _section("vision", [
+    return section("vision", [
         Leaf("patch.weight", (hidden, channels, side, side), ""), Leaf("patch.bias", (hidden,), ""),
         Leaf("positions.weight", (n, hidden), ""),
-        *under("layers.{i}", _block(cfg, hidden, eps), copies=cfg.integer("num_hidden_layers", hi=LAYERS)),
+        *under("layers.{i}", block(cfg, hidden, eps), copies=cfg.integer("num_hidden_layers", hi=LAYERS)),
         *Norm(dim=hidden, eps=eps, kind="layer", bias=True).leaves("norm"),
     ])
 
@@ -99,7 +103,7 @@ def siglip(cfg: Config, _: int) -> Section:
 def gemma3_projector(cfg: Config, text_hidden: int) -> Section:
     """One matrix (text, vision) after a norm; stored (in, out)."""
     hidden = cfg.integer("hidden_size")
-    return _section("projector", [Leaf("weight", (text_hidden, hidden), ""), Leaf("norm.weight", (hidden,), "")])
+    return section("projector", [Leaf("weight", (text_hidden, hidden), ""), Leaf("norm.weight", (hidden,), "")])
 
 
 def llama4(cfg: Config, _: int) -> Section:
@@ -109,11 +113,11 @@ def llama4(cfg: Config, _: int) -> Section:
     eps = cfg.number("norm_eps", default=1e-5)
     adapter_in, adapter_out = cfg.integer("projector_input_dim"), cfg.integer("projector_output_dim")
     norm = Norm(dim=hidden, eps=eps, kind="layer", bias=True)
-    return _section("vision", [
+    return section("vision", [
         Leaf("class", (hidden,), ""), Leaf("positions", (n + 1, hidden), ""),
         Leaf("patch.weight", (hidden, channels * side * side), ""),
         *norm.leaves("pre_norm"), *norm.leaves("norm"),
-        *under("layers.{i}", _block(cfg, hidden, eps), copies=cfg.integer("num_hidden_layers", hi=LAYERS)),
+        *under("layers.{i}", block(cfg, hidden, eps), copies=cfg.integer("num_hidden_layers", hi=LAYERS)),
         Leaf("adapter.up.weight", (adapter_in, cfg.integer("intermediate_size")), ""),
         Leaf("adapter.down.weight", (adapter_out, adapter_in), ""),
     ])
@@ -121,5 +125,5 @@ def llama4(cfg: Config, _: int) -> Section:
 
 def llama4_projector(cfg: Config, text_hidden: int) -> Section:
     """One Linear (text, vision_output_dim) without a bias."""
-    return _section("projector", [Leaf("weight", (text_hidden, cfg.integer("vision_output_dim")), "")])
+    return section("projector", [Leaf("weight", (text_hidden, cfg.integer("vision_output_dim")), "")])
 

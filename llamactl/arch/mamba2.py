@@ -27,8 +27,8 @@ def describe(cfg: Config) -> Model:
     ))
     channels = inner(cfg, hidden, "expand", "intermediate_size", "d_inner")
     if channels != state.inner:
-        raise cfg.refuse("config-conflict", f"{state.heads} heads of {state.head_dim} are not the {channels:,} channels "
-                         "of expand x hidden_size")
+        raise cfg.refuse("config-conflict", f"{state.heads} heads of {state.head_dim} are not the {channels:,} "
+                         "channels of expand x hidden_size")
     norm = Norm(dim=hidden, eps=eps)
     layer = Layer(attn=None, mlp=None, state=state, attn_norm=norm)
     return b.decoder(cfg, "mamba2", (layer,) * n, norm=norm, context=ENDLESS)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from llamactl.cli.load import load_all
+from llamactl.cli.load import load_all, own_context
 from llamactl.cli.options import Access, ModelArg, Output, SetOpt, command, new_app, sweep, token_list, tokens
 from llamactl.cli.show import show
-from llamactl.errors import UsageError
-
-if TYPE_CHECKING:
-    from llamactl.api import Loaded
 
 app = new_app()
 
@@ -56,7 +52,7 @@ def kv_cache(
     dtypes: list[str | None] = [*over.get("dtype", ())] or [dtype]
     loaded = load_all(models, set_, reach)
     reports = [
-        cost(x.model, contexts or [_own_context(x)], batch=batches or [1], dtype=dtypes, k_dtype=k_dtype,
+        cost(x.model, contexts or [own_context(x)], batch=batches or [1], dtype=dtypes, k_dtype=k_dtype,
              v_dtype=v_dtype, tp=tp, engine=engine, step=engine_batch, expanded=expanded, id=x.id)
         for x in loaded
     ]
@@ -64,11 +60,3 @@ def kv_cache(
               "v_dtype": v_dtype, "tp": tp, "engine": engine, "engine_batch": engine_batch, "expanded": expanded,
               "set": list(set_ or ())}
     show("kv-cache", loaded, reports, inputs, out)
-
-
-def _own_context(loaded: Loaded) -> int:
-    """The positions the model can use, for when no --ctx is given."""
-    usable = loaded.model.context.usable
-    if usable is None:
-        raise UsageError("no-ctx", f"{loaded.id} names no context of its own", help="give --ctx, e.g. --ctx 8192")
-    return usable

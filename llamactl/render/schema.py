@@ -8,8 +8,11 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from llamactl.analysis.compare import Card, CompareReport, EvolveReport
+from llamactl.analysis.flops import FlopsReport
 from llamactl.analysis.kvcache import KvCacheReport
 from llamactl.analysis.params import ATTENTION, FEED_FORWARD, ParamsReport
+from llamactl.analysis.rope import RopeReport
 
 INTEGER: dict[str, Any] = {"type": "integer"}
 STRING: dict[str, Any] = {"type": "string"}
@@ -84,6 +87,22 @@ def _params() -> dict[str, Any]:
     return _models(body)
 
 
+def _compare() -> dict[str, Any]:
+    body = of_dataclass(CompareReport)
+    body["properties"]["models"]["items"] = _report(Card)
+    return body
+
+
+def _evolve() -> dict[str, Any]:
+    body = of_dataclass(EvolveReport)
+    strings = dict.fromkeys(("id", "family", "model_type"), STRING)
+    one = {"type": "object", "properties": {**strings, "source": SOURCE}, "required": [*strings, "source"],
+           "additionalProperties": False}
+    body["properties"] = {"models": {"type": "array", "items": one}, **body["properties"]}
+    body["required"].insert(0, "models")
+    return body
+
+
 def _presets() -> dict[str, Any]:
     strings = dict.fromkeys(("id", "family", "model_type", "title"), STRING)
     body = {"type": "object", "properties": {**strings, "hub": {"type": "array", "items": STRING}, "total": INTEGER,
@@ -107,6 +126,10 @@ def _models(one: dict[str, Any]) -> dict[str, Any]:
 SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "params": _params,
     "kv-cache": lambda: _models(_report(KvCacheReport)),
+    "flops": lambda: _models(_report(FlopsReport)),
+    "compare": _compare,
+    "evolve": _evolve,
+    "rope": lambda: _models(_report(RopeReport)),
     "presets": _presets,
     "version": _version,
 }

@@ -125,8 +125,8 @@ def read_context(cfg: Config, rope: Rope | None, *, final: bool = False, default
     """Trained and usable positions.
 
     max_position_embeddings is the stretched length already for llama3 and longrope, and where it reaches the original
-    length times the factor; other files keep the trained length there, and the factor multiplies. final: the family writes the
-    stretched length whatever the scheme (Gemma 3). default: the family's own, where the file is silent.
+    length times the factor; other files keep the trained length there, and the factor multiplies. final: the family
+    writes the stretched length whatever the scheme (Gemma 3). default: the family's own, where the file is silent.
     """
     limit = cfg.integer("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", hi=POSITIONS,
                     default=default)

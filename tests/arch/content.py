@@ -224,9 +224,47 @@ def watch_attention(attn: nn.Module, s: dict[str, Any]) -> Iterator[None]:
                 return q, k, v
 
             stack.enter_context(patch.object(attn, "_split_heads", falcon))
+        if hasattr(attn, "_reshape"):  # Bloom too
+            cut = attn._reshape
+
+            def bloom(fused: Tensor) -> tuple[Tensor, ...]:
+                q, k, v = cut(fused)
+                note(q, k, v)
+                s["mixed"] = v.transpose(1, 2).flatten(2).flatten(0, 1)
+                return q, k, v
+
+            stack.enter_context(patch.object(attn, "_reshape", bloom))
+        if type(attn).__name__ == "MptAttention":
+            stack.enter_context(products(attn, note, s))
         for name in [n for n in vars(code) if n.endswith("eager_attention_forward")]:
             stack.enter_context(patch.object(code, name, noting(getattr(code, name), attn, note, s)))
         yield
+
+
+@contextmanager
+def products(attn: nn.Module, note: Any, s: dict[str, Any]) -> Iterator[None]:
+    """The two matrix products of an attention that writes them out: q with k, and the weights with v."""
+    product, seen, inside = torch.matmul, [], []
+
+    def call(a: Tensor, b: Tensor) -> Tensor:
+        out = product(a, b)
+        if inside:
+            seen.append((a, b, out))
+        return out
+
+    def after(*_: Any) -> None:
+        (q, k, _), (_, v, mixed) = seen
+        note(q, k.transpose(-1, -2), v)
+        s["mixed"] = mixed.transpose(1, 2).flatten(2).flatten(0, 1).clone()
+        inside.clear()
+
+    handles = attn.register_forward_pre_hook(lambda *_: inside.append(True)), attn.register_forward_hook(after)
+    try:
+        with patch.object(torch, "matmul", call):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def noting(eager: Any, attn: nn.Module, note: Any, s: dict[str, Any]) -> Any:

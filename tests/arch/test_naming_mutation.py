@@ -35,6 +35,8 @@ EQUIVALENT = {
     ("deepseek_v32", "model.layers.{i}.self_attn.kv_b_proj.weight"): "latent attention has one head count",
     ("glm_moe_dsa", "model.layers.{i}.self_attn.kv_b_proj.weight"): "latent attention has one head count",
     ("minicpm3", "model.layers.{i}.self_attn.kv_b_proj.weight"): "latent attention has one head count",
+    ("bloom", "transformer.h.{i}.self_attention.query_key_value.weight"): "the family has as many KV heads as heads",
+    ("bloom", "transformer.h.{i}.self_attention.query_key_value.bias"): "the family has as many KV heads as heads",
     ("gpt_neox", "gpt_neox.layers.{i}.attention.query_key_value.weight"): "the family has as many KV heads as heads",
     ("gpt_neox", "gpt_neox.layers.{i}.attention.query_key_value.bias"): "the family has as many KV heads as heads",
 }

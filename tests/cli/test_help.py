@@ -38,11 +38,10 @@ def test_the_example_in_the_help_runs(cli: Any, command: str | None) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_list_of_commands_says_what_each_says_itself(cli: Any, command: str) -> None:
     line = COMMANDS[command][1]
-    own = words(cli(command, "--help").out)
-    assert own.startswith(f"Usage: llamactl {command} ")
-    assert re.search(rf"(?:\[OPTIONS\]|\{{COMMAND\}}|NAME\]|MODEL\.\.\.\]) {re.escape(line)}", own), own
+    usage, own, *_ = cli(command, "--help").out.split("\n\n")
+    assert usage.startswith(f"Usage: llamactl {command} ")
+    assert words(own).strip() == line
     assert words(f"{command} {line}") in words(cli("--help").out)
-    assert len(line) <= 90
 
 
 def test_help_tells_the_exit_codes(cli: Any) -> None:
@@ -65,12 +64,12 @@ def test_help_fits_the_terminal(cli: Any, columns: str) -> None:
     assert max(map(len, out.splitlines())) <= max(int(columns), 80)
 
 
-@pytest.mark.parametrize("command", ["params", "kv-cache", "presets", "version"])
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"schema"}))
 def test_every_command_has_the_common_options(cli: Any, command: str) -> None:
     text = cli(command, "--help").out
     options = {"--format", "--json", "-q, --quiet", "-v, --verbose", "--color", "--debug"}
-    if command in ("params", "kv-cache"):
-        options |= {"--offline", "--hub", "--set"}
+    if command not in ("presets", "version"):
+        options |= {"--offline", "--hub"}
     assert {o for o in options if o not in text} == set()
 
 

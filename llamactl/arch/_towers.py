@@ -1,0 +1,104 @@
+"""More vision towers and projectors, as sections: counted exactly, never run, so fused tensors stay as they are stored.
+
+Leaves stand in the order in which the tower uses them; tests/arch/content.py holds them to that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llamactl.arch._names import modules
+from llamactl.arch._vision import block, patches, section
+from llamactl.spec.config import COUNT, LAYERS, Config
+from llamactl.spec.model import Section
+from llamactl.spec.naming import rule
+from llamactl.spec.parts import MLP, Attention, Leaf, Norm, linear, under
+
+E = "vision_tower."
+LAYER = {
+    "attn_norm": "layer_norm1", "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj",
+    "attn.v": "self_attn.v_proj", "attn.o": "self_attn.out_proj", "mlp_norm": "layer_norm2", "mlp.up": "mlp.fc1",
+    "mlp.down": "mlp.fc2",
+}
+CLIP = (
+    *modules({"vision.patch": f"{E}embeddings.patch_embedding", "vision.positions": f"{E}embeddings.position_embedding",
+              "vision.pre_norm": f"{E}pre_layrnorm", "vision.norm": f"{E}post_layernorm"}),
+    rule(f"{E}embeddings.class_embedding", "vision.embed.class"),
+    *modules({f"vision.layers.{{i}}.{c}": f"{E}encoder.layers.{{i}}.{s}" for c, s in LAYER.items()}),
+)
+PIXTRAL = modules({"vision.patch": f"{E}patch_conv", "vision.pre_norm": f"{E}ln_pre"} | {
+    f"vision.layers.{{i}}.{c}": f"{E}transformer.layers.{{i}}.{s}" for c, s in {
+        "attn_norm": "attention_norm", "attn.q": "attention.q_proj", "attn.k": "attention.k_proj",
+        "attn.v": "attention.v_proj", "attn.o": "attention.o_proj", "mlp_norm": "ffn_norm",
+        "mlp.gate": "feed_forward.gate_proj", "mlp.up": "feed_forward.up_proj", "mlp.down": "feed_forward.down_proj",
+    }.items()})
+P = "multi_modal_projector."
+PROJECTOR = modules({"projector.norm": f"{P}norm", "projector.merge": f"{P}patch_merger.merging_layer",
+                     "projector.up": f"{P}linear_1", "projector.down": f"{P}linear_2"})
+
+
+def layer_norm(path: str, dim: int) -> Iterator[Leaf]:
+    """A LayerNorm's weight and bias."""
+    return Norm(dim=dim, eps=1e-5, kind="layer", bias=True).leaves(path)
+
+
+def depth(cfg: Config, *keys: str) -> int:
+    """The tower's number of blocks."""
+    n: int = cfg.integer(*(keys or ("num_hidden_layers",)), hi=LAYERS)
+    return n
+
+
+def clip(cfg: Config, _: int) -> Section:
+    """CLIP's vision transformer (arXiv:2103.00020) without its projection: class token, learned positions."""
+    cfg.expect("model_type", allowed=("clip_vision_model",), default="clip_vision_model")
+    hidden, channels = cfg.integer("hidden_size"), cfg.integer("num_channels", default=3)
+    n, side = patches(cfg)
+    return section("vision", [
+        Leaf("patch.weight", (hidden, channels, side, side), ""), Leaf("positions.weight", (n + 1, hidden), ""),
+        Leaf("embed.class", (hidden,), ""), *layer_norm("pre_norm", hidden),
+        *under("layers.{i}", block(cfg, hidden, 1e-5), copies=depth(cfg)), *layer_norm("norm", hidden),
+    ])
+
+
+def pixtral(cfg: Config, _: int) -> Section:
+    """Pixtral's vision transformer (arXiv:2410.07073): RMSNorm, rotary positions in two dimensions, a gated MLP."""
+    cfg.expect("model_type", allowed=("pixtral",), default="pixtral")
+    hidden, channels, side = cfg.integer("hidden_size"), cfg.integer("num_channels", default=3), cfg.integer("patch_size")
+    heads = cfg.integer("num_attention_heads", hi=COUNT)
+    attn = Attention(hidden=hidden, n_heads=heads, n_kv_heads=heads, head_dim=cfg.divided(hidden, heads))
+    norm = Norm(dim=hidden, eps=1e-5)
+    return section("vision", [
+        Leaf("patch.weight", (hidden, channels, side, side), ""), *norm.leaves("pre_norm"),
+        *under("layers.{i}", (
+            *norm.leaves("attn_norm"), *under("attn", attn.leaves()), *norm.leaves("mlp_norm"),
+            *under("mlp", MLP(hidden=hidden, ffn=cfg.integer("intermediate_size"), activation="gelu").leaves()),
+        ), copies=depth(cfg)),
+    ])
+
+
+def features(cfg: Config) -> int:
+    """How many of the tower's layers the projector reads: vision_feature_layer of the outer config, one or a list."""
+    assert cfg.parent is not None
+    which = cfg.parent.get("vision_feature_layer", default=-1)
+    return len(which) if isinstance(which, list) else 1
+
+
+def llava_projector(cfg: Config, text_hidden: int) -> Section:
+    """Two matrices with a GELU between them."""
+    assert cfg.parent is not None
+    bias = cfg.parent.flag("multimodal_projector_bias", default=True)
+    return section("projector", [
+        *linear("up", text_hidden, cfg.integer("hidden_size") * features(cfg), "", bias),
+        *linear("down", text_hidden, text_hidden, "", bias),
+    ])
+
+
+def mistral3_projector(cfg: Config, text_hidden: int) -> Section:
+    """A norm, a matrix that merges spatial_merge_size^2 patches into one, and LLaVA's two matrices."""
+    assert cfg.parent is not None
+    hidden, merge = cfg.integer("hidden_size"), cfg.parent.integer("spatial_merge_size", default=2)
+    bias = cfg.parent.flag("multimodal_projector_bias", default=False)
+    return section("projector", [
+        *Norm(dim=hidden, eps=1e-5).leaves("norm"), *linear("merge", hidden, hidden * merge**2, ""),
+        *linear("up", text_hidden, hidden * features(cfg), "", bias), *linear("down", text_hidden, text_hidden, "", bias),
+    ])

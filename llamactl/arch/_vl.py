@@ -1,0 +1,35 @@
+"""A decoder with a tower beside it: the text family describes the nested config, the tower is counted next to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from llamactl.arch import _vision
+from llamactl.spec.config import Config, kind_of
+from llamactl.spec.model import Model
+
+
+def text_config(cfg: Config, *, flat: bool = False, **defaults: Any) -> Config:
+    """text_config, with the family's defaults for what the file leaves out. flat: older files have no such object."""
+    text = cfg.section("text_config")
+    if text is None and not flat:
+        raise cfg.refuse("config-missing", "text_config is missing")
+    text = text or cfg
+    tied = [node.data.get("tie_word_embeddings") for node in (cfg, text)]
+    if None not in tied and tied[0] != tied[1]:
+        raise cfg.refuse("config-conflict", f"tie_word_embeddings is {kind_of(tied[0])}, but "
+                         f"{text.prefix}tie_word_embeddings is {kind_of(tied[1])}")
+    missing = {k: v for k, v in defaults.items() if k not in text.data}
+    return Config({**text.data, **missing}, text.path, prefix=text.prefix, parent=text.parent)
+
+
+def around(model: Model, family: str, cfg: Config, *parts: _vision.Maker, **defaults: Any) -> Model:
+    """The text `model` with the sections that `parts` make of vision_config. defaults: as given to text_config."""
+    sections, left_out = _vision.beside(cfg.section("vision_config"), model.hidden, *parts)
+    text = cfg.section("text_config") or cfg
+    silent = {text.prefix + k for k in defaults if k not in text.data}
+    reads = tuple((k, v, "family default" if k in silent else how) for k, v, how in cfg.reads)
+    return replace(model, family=family, sections=sections, not_counted=(*model.not_counted, *left_out), reads=reads,
+                   notes=tuple(cfg.warnings))
+
