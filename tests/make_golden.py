@@ -68,11 +68,17 @@ def draw(model: torch.nn.Module) -> None:
             b.copy_(0.3 * torch.randn(b.shape, generator=generator))
 
 
+def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Without parameters that no gradient reaches: a buffer by another name (ERNIE's load-balancing bias)."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 def header(model: torch.nn.Module) -> dict[str, Any]:
     """{name: {shape, kind}} of the checkpoint that save_pretrained writes, under its published names."""
     parameters = {p.data_ptr() for p in model.parameters()}
     saved = model.state_dict().keys()
     buffers = {n.rsplit(".", 1)[-1] for n, b in model.named_buffers() if n in saved and b.data_ptr() not in parameters}
+    buffers |= {n.rsplit(".", 1)[-1] for n in saved & dict(model.named_parameters()).keys() - trained(model).keys()}
     with tempfile.TemporaryDirectory() as tmp:
         model.save_pretrained(tmp)
         out = {}
@@ -127,7 +133,7 @@ def make(name: str) -> None:
     model = build(folder)
     vocab = model.config.get_text_config().vocab_size
     ids = torch.randint(1, vocab - 1, (1, TOKENS), generator=torch.Generator().manual_seed(2))
-    params = sum(p.numel() for p in {p.data_ptr(): p for p in model.parameters()}.values())
+    params = sum(p.numel() for p in {p.data_ptr(): p for p in trained(model).values()}.values())
     made = {"transformers": transformers.__version__, "total": params, "tokens": TOKENS, "tensors": header(model),
             "cache": cache(model, ids)}
     text = json.dumps(made, indent=None, separators=(",", ":")).replace('},"', '},\n"')

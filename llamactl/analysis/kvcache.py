@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from llamactl.spec.model import Model
 from llamactl.spec.parts import Attention, Cache
 
 WINDOWED = ("sliding", "chunked")
+STATE_TP = "how engines split a recurrent state over devices differs, so --tp is not costed for this model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvGroup:
@@ -133,7 +134,7 @@ def kv_cache(
     groups = _groups(model, e, tp, expanded)
     state = sum(n * layer.state_elements() for layer, n in model.distinct_layers())
     if state and tp > 1:
-        raise UsageError("tp", "how engines split a recurrent state over devices differs, so --tp is not costed here")
+        raise UsageError("tp", STATE_TP)
     state_bytes = weights_dtype(model, None)[0].bytes(state)
     at = tuple(_at(groups, e, step, c, n, k, v, state_bytes) for k, v in pairs for n in batches for c in contexts)
     k, v = pairs[-1]
@@ -162,6 +163,20 @@ def kv_cache(
         notes=(*_notes(groups, k, v), *_past(model, contexts),
                *silent(model, e.default_dtype or words[0] or k_dtype)),
     )
+
+
+def cost_of(model: Model, dtype: DType, tp: int = 1) -> tuple[Callable[[int, int], int], int]:
+    """(bytes of the cache on one device as a function of (ctx, batch), bytes of fixed state per sequence)."""
+    e = find_engine("arch")
+    groups = _groups(model, e, tp, False)
+
+    def cost(ctx: int, batch: int) -> int:
+        return sum(g.layers * e.cells(g.cache, ctx, batch, 0) * token_bytes(g.local, dtype, dtype) for g in groups)
+
+    state = sum(n * layer.state_elements() for layer, n in model.distinct_layers())
+    if state and tp > 1:
+        raise UsageError("tp", STATE_TP)
+    return cost, weights_dtype(model, None)[0].bytes(state)
 
 
 def token_bytes(cache: Cache, k: DType, v: DType) -> int:

@@ -16,8 +16,13 @@ DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hid
 
 def shape(cfg: Config) -> tuple[int, int]:
     """(hidden, n_layers) under any of their names."""
-    hidden = cfg.integer("hidden_size", "n_embd", "n_embed", "d_model", hi=WIDTH)
-    return hidden, cfg.integer("num_hidden_layers", "n_layer", "n_layers", hi=LAYERS)
+    return width(cfg), cfg.integer("num_hidden_layers", "n_layer", "n_layers", hi=LAYERS)
+
+
+def width(cfg: Config) -> int:
+    """The hidden size under any of its names."""
+    hidden: int = cfg.integer("hidden_size", "n_embd", "n_embed", "d_model", hi=WIDTH)
+    return hidden
 
 
 def dtype(cfg: Config) -> str | None:
@@ -78,7 +83,7 @@ def decoder(
     window_engines: tuple[str, ...] = ("arch", "hf", "vllm", "llama.cpp"),
 ) -> Model:
     """The Model around `layers`: embedding, head, tying, dtype and quantisation as the config has them."""
-    hidden, _ = shape(cfg)
+    hidden = width(cfg)
     vocab = cfg.integer("vocab_size", hi=VOCAB) if vocab_default is None else cfg.integer(
         "vocab_size", hi=VOCAB, default=vocab_default)
     is_tied, why = tied(cfg, tied_default)

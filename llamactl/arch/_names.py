@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from llamactl.spec.naming import Rule, rule
@@ -35,6 +36,12 @@ def blocks(*tables: Mapping[str, str], prefix: str = "model.layers.{i}.") -> tup
 def under(prefix: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     """The same table with every stored name below `prefix` (a language model inside another)."""
     return tuple(Rule(of=r.of, stored=prefix + r.stored, ops=r.ops, stacked=r.stacked, groups=r.groups) for r in rules)
+
+
+def nested(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The same table with `model.language_model.` for `model.`; the head stays where it is."""
+    return tuple(Rule(of=r.of, stored=re.sub(r"^model\.", "model.language_model.", r.stored), ops=r.ops,
+                      stacked=r.stacked, groups=r.groups) for r in rules)
 
 
 LLAMA = (*modules(LLAMA_OUTER), *blocks(ATTENTION, PRE_NORMS, MLP))

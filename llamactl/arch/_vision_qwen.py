@@ -100,6 +100,6 @@ def qwen3_vl_merger(cfg: Config, text_hidden: int) -> Section:
     hidden, out = cfg.integer("hidden_size"), cfg.expect("out_hidden_size", allowed=(text_hidden,))
     wide = hidden * cfg.integer("spatial_merge_size", default=2) ** 2
     deep = merger(cfg, hidden, out, list(layer_norm("norm", wide)))
-    taps = len(set(cfg.integers("deepstack_visual_indexes", hi=depth(cfg, "depth") - 1)))
+    taps = len(cfg.integers("deepstack_visual_indexes", hi=depth(cfg, "depth") - 1))
     last = merger(cfg, hidden, out, list(layer_norm("norm", hidden)))
     return section("projector", [*(under("deepstack.{i}", tuple(deep), copies=taps) if taps else ()), *last])

@@ -15,12 +15,17 @@ HF = LLAMA
 
 
 def describe(cfg: Config) -> Model:
+    return dense(cfg, "mistral", b.window(cfg, 4096))
+
+
+def dense(cfg: Config, family: str, window: int | None, *, head_dim: int | None = None, eps: float = 1e-6) -> Model:
+    """Llama's block with KV heads stated by the file and one window for all layers. head_dim, eps: by default."""
     hidden, n = b.shape(cfg)
-    window = b.window(cfg, 4096)
     cfg.layer_types(n, ("sliding_attention" if window else "full_attention",))
-    rope = read_rope(cfg, b.rope_dim(cfg, hidden))
-    attn = b.attention(cfg, hidden, kv_default="refuse", rope=rope, window=window)
-    layer = b.pre_norm(attn, b.mlp(cfg, hidden), b.rms(cfg, hidden))
+    rope = read_rope(cfg, b.rope_dim(cfg, hidden, head_dim=head_dim))
+    attn = b.attention(cfg, hidden, head_dim=head_dim, kv_default="refuse", rope=rope, window=window)
+    norm = b.rms(cfg, hidden, default=eps)
+    layer = b.pre_norm(attn, b.mlp(cfg, hidden), norm)
     context = read_context(cfg, rope)
-    return b.decoder(cfg, "mistral", (layer,) * n, norm=b.rms(cfg, hidden), context=context,
+    return b.decoder(cfg, family, (layer,) * n, norm=norm, context=context,
                      window_engines=("arch", "hf", "vllm"))

@@ -15,6 +15,11 @@ HF = (*LLAMA, *blocks(QK_NORM, EXPERTS))
 
 
 def describe(cfg: Config) -> Model:
+    return routed(cfg, "qwen3_moe")
+
+
+def routed(cfg: Config, family: str) -> Model:
+    """The Qwen3 stack with mixtures in the layers that the config names."""
     hidden, n = b.shape(cfg)
     rope = read_rope(cfg, b.rope_dim(cfg, hidden))
     slides = cfg.flag("use_sliding_window", default=False)
@@ -27,5 +32,5 @@ def describe(cfg: Config) -> Model:
     sparse = b.pre_norm(attn, b.moe(cfg, expert, "num_experts", "num_local_experts"), norm)
     is_moe = sparse_layers(cfg, n)
     dense = sparse if all(is_moe) else b.pre_norm(attn, b.mlp(cfg, hidden), norm)
-    return b.decoder(cfg, "qwen3_moe", [sparse if moe else dense for moe in is_moe], norm=norm,
+    return b.decoder(cfg, family, [sparse if moe else dense for moe in is_moe], norm=norm,
                      context=read_context(cfg, rope), window_engines=("arch", "hf", "vllm"))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llamactl.analysis.compare import Card, CompareReport, EvolveReport
+from llamactl.analysis.fit import FitReport
 from llamactl.analysis.flops import FlopsReport
 from llamactl.analysis.kvcache import KvCacheReport
 from llamactl.analysis.params import ATTENTION, FEED_FORWARD, ParamsReport
@@ -127,6 +128,7 @@ SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "params": _params,
     "kv-cache": lambda: _models(_report(KvCacheReport)),
     "flops": lambda: _models(_report(FlopsReport)),
+    "fit": lambda: _models(_report(FitReport)),
     "compare": _compare,
     "evolve": _evolve,
     "rope": lambda: _models(_report(RopeReport)),

@@ -24,12 +24,15 @@ class Fused:
     """Several tensors along axis 0 as one. The only place where their order is written.
 
     concat: one after the other. per_group: for each KV head its rows of every tensor in turn (GPT-NeoX, Falcon:
-    [q.. k v] per head or group). interleaved: row by row (gpt-oss: gate, up, gate, up, ...).
+    [q.. k v] per head or group). interleaved: row by row (gpt-oss: gate, up, gate, up, ...). transposed: each turned to
+    (in, out), then one after the other (DBRX's experts).
     """
 
     order: str = "concat"
 
     def stored(self, shapes: Sequence[Shape]) -> Shape:
+        if self.order == "transposed":
+            return (sum(s[1] for s in shapes), shapes[0][0])
         return (sum(s[0] for s in shapes), *shapes[0][1:])
 
     def read(self, array: Any, shapes: Sequence[Shape], groups: int) -> list[Any]:
@@ -37,6 +40,9 @@ class Fused:
         if self.order == "concat":
             starts = [sum(rows[:n]) for n in range(len(rows))]
             return [array[a : a + r] for a, r in zip(starts, rows, strict=True)]
+        if self.order == "transposed":
+            starts = [sum(s[1] for s in shapes[:n]) for n in range(len(shapes))]
+            return [array[a : a + s[1]].swapaxes(-1, -2) for a, s in zip(starts, shapes, strict=True)]
         if self.order == "interleaved":
             return [array[n :: len(rows)] for n in range(len(rows))]
         if self.order != "per_group":

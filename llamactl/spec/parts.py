@@ -113,6 +113,7 @@ class Attention:
 
     window: tokens a layer sees, None for all; window_kind says sliding or chunked (Llama 4).
     q_norm / k_norm: on each head's row (dim = head_dim) or the whole projection (dim = heads x head_dim).
+    norm_after_rope: they act on what is rotated already (Hunyuan).
     scale: factor on q.k, None for head_dim^-0.5. sinks: one learned logit per head (gpt-oss).
     shares_kv: reads another layer's K and V and keeps none. gated: a sigmoid gate on the output, as wide as q.
     v_from_k: V is K before its norm and rotation; there is no v matrix (Gemma 4), but both are cached.
@@ -138,6 +139,7 @@ class Attention:
     shares_kv: bool = False
     gated: bool = False
     v_from_k: bool = False
+    norm_after_rope: bool = False
 
     @lru_cache  # noqa: B019  parts are values: few, small and alive as long as the process
     def leaves(self) -> Leaves:

@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import signature
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -76,7 +77,7 @@ def built(name: str) -> Built:
         written = json.loads((Path(tmp) / "config.json").read_text()) | {"model_type": config["model_type"]}
         stored = {k: v for file in sorted(Path(tmp).glob("*.safetensors")) for k, v in load_file(file).items()}
     header = {k: (tuple(v["shape"]), v["kind"]) for k, v in make_golden.header(hf).items()}
-    total = sum(p.numel() for p in set(hf.parameters()))
+    total = sum(p.numel() for p in set(make_golden.trained(hf).values()))
     return Built(model=arch.describe(config, name), written=written, total=total, header=header, stored=stored,
                  seen=watch(hf))
 
@@ -92,6 +93,8 @@ def watch(hf: nn.Module) -> Seen:
         for module in lm.modules():  # YaRN and longrope scale cos and sin; without that, position 0 is the identity
             for name in [n for n in vars(module) if n.endswith("attention_scaling")]:
                 setattr(module, name, 1.0)
+        turned = getattr(lm.config.get_text_config(), "rope_parameters", None) or {}
+        turned |= dict.fromkeys(turned.keys() & {"short_mscale", "long_mscale"}, 1.0)  # Phi-3.5-MoE keeps it here
         layers = find(lm, r"(DecoderLayer|GPTNeoXLayer|(Mamba2?|NemotronH|GPT2|GPTBigCode|GPTJ|Bloom|Mpt|Dbrx)Block)$")
         parts = {f"layers.{i}": layer for i, layer in enumerate(layers)}
         tower = next((m for m in hf.children() for m in (m, *m.children()) if "Vision" in type(m).__name__), None)
@@ -116,7 +119,7 @@ def watch(hf: nn.Module) -> Seen:
     return {k: dict(v) for k, v in seen.items()}
 
 
-MLP_CLASS = r"(MLP|Moe|MoE|MoeBlock)$"
+MLP_CLASS = r"(MLP|Moe|MoE|MoeBlock|FFN)$"
 
 
 def find(module: nn.Module, cls: str) -> nn.ModuleList:
@@ -181,10 +184,12 @@ def called(module: nn.Module, into: list[Call]) -> Iterator[None]:
 @contextmanager
 def watch_layer(layer: nn.Module, s: dict[str, Any]) -> Iterator[None]:
     """in, attn_in, attn_out, mlp_in, mlp_out, out of one block; a hybrid's may have one of the two alone."""
-    mixers, mlps = children(layer, f"Attention|{state_content.MIXER_CLASS}"), children(layer, MLP_CLASS)
+    outer, around = layer, children(layer, "NormAttentionNorm$")  # DBRX: attention between its two norms
+    mlps, layer = children(layer, MLP_CLASS), around[0] if around else layer
+    mixers = children(layer, f"Attention|{state_content.MIXER_CLASS}")
     assert len(mixers) <= 1, "a block with two mixers: watch each"
     with ExitStack() as stack:
-        stack.enter_context(hooked(layer, s, "in", "out"))
+        stack.enter_context(hooked(outer, s, "in", "out"))
         for mixer in mixers:
             stack.enter_context(hooked(mixer, s, "attn_in", "attn_out"))
         for mlp in mlps:
@@ -287,19 +292,24 @@ def watch_experts(mlp: nn.Module, s: dict[str, Any]) -> None:
     if experts is None:
         return
     router = next(m for n, m in inside.items() if "Router" in n)
-    x, n = s["mlp_in"], experts.down_proj.shape[0]
-    out = router(x)
+    x, n = s["mlp_in"], experts.down_proj.shape[0] if hasattr(experts, "down_proj") else experts.num_experts
+    state = {**dict(mlp.named_buffers()), **dict(mlp.named_parameters())}
+    correction = next((v.detach().flatten() for k, v in state.items() if k.endswith("e_score_correction_bias")), None)
+    takes = "e_score_correction_bias" in signature(router.forward).parameters  # MiniMax keeps it beside the router
+    out = router(x, correction) if takes else router(x)
+    if isinstance(out, Tensor) and hasattr(mlp, "route_tokens_to_experts"):  # DBRX
+        out = out, *mlp.route_tokens_to_experts(out)
     llama4 = "Llama4" in type(mlp).__name__
     with torch.no_grad():
         s["router"] = out[1 if llama4 else 0].detach()
-        s["correction"] = getattr(router, "e_score_correction_bias", None)
+        s["correction"] = correction
         if llama4:
             s["experts"] = experts(x.repeat(n, 1)).view(n, *x.shape)
             routed = experts(x.repeat(n, 1) * out[0].T.reshape(-1, 1)).view(n, *x.shape).sum(0)
         else:
             one = torch.ones(len(x), 1)
-            s["experts"] = torch.stack([experts(x, torch.full((len(x), 1), e), one) for e in range(n)])
-            routed = experts(x, out[2], out[1].to(x.dtype))
+            s["experts"] = torch.stack([experts(x, torch.full((len(x), 1), e), one).view(x.shape) for e in range(n)])
+            routed = experts(x, out[2], out[1].to(x.dtype)).view(x.shape)
         s["beside"] = s["mlp_out"] - routed
 
 

@@ -24,7 +24,7 @@ from llamactl.spec.model import Context, Model
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 NAMES = sorted(p.name for p in GOLDEN.iterdir() if (p / "config.json").exists())
 
-ENDS = {"gemma3", "gpt2", "gpt_bigcode", "gptj", "mpt", "opt"}  # a length for all sizes, or a table of positions
+ENDS = {"dbrx", "gemma3", "gpt2", "gpt_bigcode", "gptj", "mpt", "opt"}  # a length for all sizes, or a table of positions
 
 
 def config(name: str) -> dict[str, Any]:

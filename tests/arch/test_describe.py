@@ -61,7 +61,8 @@ def test_a_shape_never_has_a_default(name: str) -> None:
     """
     config = json.loads((GOLDEN / name / "config.json").read_text(encoding="utf-8"))
     inner = config.get("text_config", config)
-    shapes = ["hidden_size", "num_hidden_layers", "n_embd", "n_layer", "n_head", "d_model", "n_layers", "n_heads", "intermediate_size",
+    shapes = ["hidden_size", "num_hidden_layers", "n_embd", "n_layer", "n_head", "intermediate_size", "d_model",
+              "n_layers", "n_heads", "ffn_dim", "num_layers",
               "moe_intermediate_size", "kv_lora_rank", "qk_nope_head_dim", "num_local_experts", "n_routed_experts"]
     if arch.families()[config["model_type"]] != "gemma3":
         shapes += ["num_attention_heads", "vocab_size"]
