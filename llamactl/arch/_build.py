@@ -16,7 +16,7 @@ DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hid
 
 def shape(cfg: Config) -> tuple[int, int]:
     """(hidden, n_layers) under any of their names."""
-    return width(cfg), cfg.integer("num_hidden_layers", "n_layer", "n_layers", hi=LAYERS)
+    return width(cfg), cfg.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers", hi=LAYERS)
 
 
 def width(cfg: Config) -> int:

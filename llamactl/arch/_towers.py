@@ -14,7 +14,7 @@ from llamactl.spec.model import Section
 from llamactl.spec.naming import rule
 from llamactl.spec.parts import MLP, Attention, Leaf, Norm, linear, under
 
-E = "vision_tower."
+E, X = "vision_tower.vision_model.", "vision_tower."
 LAYER = {
     "attn_norm": "layer_norm1", "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj",
     "attn.v": "self_attn.v_proj", "attn.o": "self_attn.out_proj", "mlp_norm": "layer_norm2", "mlp.up": "mlp.fc1",
@@ -26,15 +26,15 @@ CLIP = (
     rule(f"{E}embeddings.class_embedding", "vision.embed.class"),
     *modules({f"vision.layers.{{i}}.{c}": f"{E}encoder.layers.{{i}}.{s}" for c, s in LAYER.items()}),
 )
-PIXTRAL = modules({"vision.patch": f"{E}patch_conv", "vision.pre_norm": f"{E}ln_pre"} | {
-    f"vision.layers.{{i}}.{c}": f"{E}transformer.layers.{{i}}.{s}" for c, s in {
+PIXTRAL = modules({"vision.patch": f"{X}patch_conv", "vision.pre_norm": f"{X}ln_pre"} | {
+    f"vision.layers.{{i}}.{c}": f"{X}transformer.layers.{{i}}.{s}" for c, s in {
         "attn_norm": "attention_norm", "attn.q": "attention.q_proj", "attn.k": "attention.k_proj",
         "attn.v": "attention.v_proj", "attn.o": "attention.o_proj", "mlp_norm": "ffn_norm",
         "mlp.gate": "feed_forward.gate_proj", "mlp.up": "feed_forward.up_proj", "mlp.down": "feed_forward.down_proj",
     }.items()})
 P = "multi_modal_projector."
-PROJECTOR = modules({"projector.norm": f"{P}norm", "projector.merge": f"{P}patch_merger.merging_layer",
-                     "projector.up": f"{P}linear_1", "projector.down": f"{P}linear_2"})
+LLAVA = modules({"projector.up": f"{P}linear_1", "projector.down": f"{P}linear_2"})
+MISTRAL3 = (*LLAVA, *modules({"projector.norm": f"{P}norm", "projector.merge": f"{P}patch_merger.merging_layer"}))
 
 
 def layer_norm(path: str, dim: int) -> Iterator[Leaf]:
@@ -63,7 +63,8 @@ def clip(cfg: Config, _: int) -> Section:
 def pixtral(cfg: Config, _: int) -> Section:
     """Pixtral's vision transformer (arXiv:2410.07073): RMSNorm, rotary positions in two dimensions, a gated MLP."""
     cfg.expect("model_type", allowed=("pixtral",), default="pixtral")
-    hidden, channels, side = cfg.integer("hidden_size"), cfg.integer("num_channels", default=3), cfg.integer("patch_size")
+    hidden, side = cfg.integer("hidden_size"), cfg.integer("patch_size")
+    channels = cfg.integer("num_channels", default=3)
     heads = cfg.integer("num_attention_heads", hi=COUNT)
     attn = Attention(hidden=hidden, n_heads=heads, n_kv_heads=heads, head_dim=cfg.divided(hidden, heads))
     norm = Norm(dim=hidden, eps=1e-5)
@@ -98,7 +99,10 @@ def mistral3_projector(cfg: Config, text_hidden: int) -> Section:
     assert cfg.parent is not None
     hidden, merge = cfg.integer("hidden_size"), cfg.parent.integer("spatial_merge_size", default=2)
     bias = cfg.parent.flag("multimodal_projector_bias", default=False)
+    if features(cfg) != 1:
+        raise cfg.refuse("config-unsupported", "vision_feature_layer names more than one layer; this projector reads one")
     return section("projector", [
         *Norm(dim=hidden, eps=1e-5).leaves("norm"), *linear("merge", hidden, hidden * merge**2, ""),
-        *linear("up", text_hidden, hidden * features(cfg), "", bias), *linear("down", text_hidden, text_hidden, "", bias),
+        *linear("up", text_hidden, hidden, "", bias),
+        *linear("down", text_hidden, text_hidden, "", bias),
     ])

@@ -22,10 +22,11 @@ def _tower(layers: str, extra: dict[str, str]) -> tuple[Rule, ...]:
 
 
 SIGLIP = (
-    *_tower("vision_tower.encoder.layers",
+    *_tower("vision_tower.vision_model.encoder.layers",
             {"attn.o": "self_attn.out_proj", "attn_norm": "layer_norm1", "mlp_norm": "layer_norm2"}),
-    *modules({"vision.patch": "vision_tower.embeddings.patch_embedding", "vision.norm": "vision_tower.post_layernorm",
-              "vision.positions": "vision_tower.embeddings.position_embedding"}),
+    *modules({"vision.patch": "vision_tower.vision_model.embeddings.patch_embedding",
+              "vision.positions": "vision_tower.vision_model.embeddings.position_embedding",
+              "vision.norm": "vision_tower.vision_model.post_layernorm"}),
 )
 PROJECTOR_GEMMA3 = (
     rule("multi_modal_projector.mm_input_projection_weight", "projector.weight", ops=(Transposed(),)),

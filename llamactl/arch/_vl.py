@@ -6,23 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 from llamactl.arch import _vision
-from llamactl.spec.config import Config, kind_of
+from llamactl.spec.config import Config
 from llamactl.spec.model import Model
 
 
 def text_config(cfg: Config, *, flat: bool = False, one_tie: bool = False, **defaults: Any) -> Config:
     """text_config, with the family's defaults for what the file leaves out. flat: older files have no such object.
 
-    one_tie: transformers ties where either of the two configs says so, so two that disagree are refused.
+    one_tie: transformers ties where the inner config says so, whatever the outer says; two that disagree are refused.
     """
     text = cfg.section("text_config")
     if text is None and not flat:
         raise cfg.refuse("config-missing", "text_config is missing")
     text = text or cfg
-    tied = [node.data.get("tie_word_embeddings") for node in (cfg, text)]
-    if one_tie and None not in tied and tied[0] != tied[1]:
-        raise cfg.refuse("config-conflict", f"tie_word_embeddings is {kind_of(tied[0])}, but "
-                         f"{text.prefix}tie_word_embeddings is {kind_of(tied[1])}")
+    if one_tie and [node.data.get("tie_word_embeddings") for node in (cfg, text)] == [False, True]:
+        raise cfg.refuse("config-conflict", f"tie_word_embeddings is false, but {text.prefix}tie_word_embeddings is "
+                         "true; transformers would tie")
     missing = {k: v for k, v in defaults.items() if k not in text.data}
     whole = Config({**text.data, **missing}, text.path, prefix=text.prefix, parent=text.parent)
     whole.reads, whole.warnings = text.reads, text.warnings

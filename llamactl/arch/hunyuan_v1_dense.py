@@ -36,4 +36,6 @@ def rotation(cfg: Config, dim: int) -> Rope:
     alpha = block.number("alpha", default=None) if block else None
     if rope.scaling is None or rope.scaling.kind != "dynamic" or not alpha:
         return rope
+    if dim == 2:
+        raise cfg.refuse("config-rope", "an alpha cannot stretch the base of a single pair")
     return replace(rope, theta=rope.theta * alpha ** (dim / (dim - 2)), scaling=None)

@@ -8,7 +8,7 @@ from llamactl.spec.config import Config
 from llamactl.spec.model import Model
 
 MODEL_TYPES = ("mistral3",)
-HF = (*under("language_model.", LLAMA), *_towers.PIXTRAL, *_towers.PROJECTOR)
+HF = (*under("language_model.", LLAMA), *_towers.PIXTRAL, *_towers.MISTRAL3)
 TEXTS = {t: module.describe for module in (mistral, ministral3) for t in module.MODEL_TYPES}
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from llamactl.arch import _vision_qwen as v
 from llamactl.arch import _vl, qwen3_moe
-from llamactl.arch._names import nested
+from llamactl.arch._names import LLAMA, QK_NORM, blocks, nested
 from llamactl.arch.qwen3_vl import SILENT
 from llamactl.spec.config import Config
 from llamactl.spec.model import Model
+from llamactl.spec.naming import Fused, Transposed, rule
 
 MODEL_TYPES = ("qwen3_vl_moe",)
-HF = (*nested(qwen3_moe.HF), *v.QWEN3_VL)
+E, M = "layers.{i}.mlp.experts.{e}.", "model.language_model.layers.{i}.mlp."
+HF = (
+    *nested((*LLAMA, *blocks(QK_NORM, {"mlp.router": "mlp.gate"}))), *v.QWEN3_VL,
+    rule(f"{M}experts.gate_up_proj", f"{E}gate.weight", f"{E}up.weight", ops=(Fused(), Transposed()), stacked=True),
+    rule(f"{M}experts.down_proj", f"{E}down.weight", ops=(Transposed(),), stacked=True),
+)
 
 
 def describe(cfg: Config) -> Model:

@@ -21,8 +21,8 @@ COMMANDS = {
     "params": ("llamactl.cli.params", "Count parameters by component, exactly; active ones for MoE; weights in bytes."),
     "kv-cache": ("llamactl.cli.kvcache", "Cost the KV cache per token, per layer group and at a context, to the byte."),
     "flops": ("llamactl.cli.flops", "Count the floating-point operations of a forward pass, part by part."),
-    "fit": ("llamactl.cli.fit", "Say whether a model fits on a GPU, how far it reaches and how fast it can be; exit 1 if "
-            "not."),
+    "fit": ("llamactl.cli.fit", "Say whether a model fits on a GPU, how far it reaches and how fast it can be; exit 1 "
+            "if not."),
     "compare": ("llamactl.cli.compare", "Put models side by side and tell their difference as edits."),
     "evolve": ("llamactl.cli.evolve", "Walk from one model to another, one edit at a time, costing each step."),
     "rope": ("llamactl.cli.rope", "Read the rotary positions: every pair's frequency, wavelength and turns, before and "

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import signature
-from inspect import signature
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +34,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from llamactl import arch
 from llamactl.spec.latent import LatentAttention
-from llamactl.spec.model import Layer, Model
+from llamactl.spec.model import Layer, Model, Section
 from llamactl.spec.naming import Rule, read, stored_tensors
 from llamactl.spec.parts import MLP, Attention, MoE, Norm
 
@@ -97,7 +97,8 @@ def watch(hf: nn.Module) -> Seen:
         turned |= dict.fromkeys(turned.keys() & {"short_mscale", "long_mscale"}, 1.0)  # Phi-3.5-MoE keeps it here
         layers = find(lm, r"(DecoderLayer|GPTNeoXLayer|(Mamba2?|NemotronH|GPT2|GPTBigCode|GPTJ|Bloom|Mpt|Dbrx)Block)$")
         parts = {f"layers.{i}": layer for i, layer in enumerate(layers)}
-        tower = next((m for m in hf.children() for m in (m, *m.children()) if "Vision" in type(m).__name__), None)
+        tower = next((m for m in hf.children() for m in (m, *m.children())
+                      if re.match("Siglip|Llama4Vision", type(m).__name__)), None)
         if tower is not None:
             parts |= {f"vision.layers.{i}": layer for i, layer in enumerate(find(tower, "EncoderLayer$"))}
         for at, layer in parts.items():
@@ -111,6 +112,8 @@ def watch(hf: nn.Module) -> Seen:
         seen["embed"] |= {"ids": ids, "rows": rows, "scaled": "MiniCPM3" in type(lm).__name__}  # before the head
         if tower is not None:
             watch_tower(hf, tower, seen, stack)
+        elif hasattr(hf, "get_image_features"):
+            watch_picture(hf, seen)
     for i, layer in enumerate(layers):
         for mlp in children(layer, MLP_CLASS):
             watch_experts(mlp, seen[f"layers.{i}"])
@@ -119,6 +122,7 @@ def watch(hf: nn.Module) -> Seen:
     return {k: dict(v) for k, v in seen.items()}
 
 
+CORRECTION = ("e_score_correction_bias", "expert_bias")
 MLP_CLASS = r"(MLP|Moe|MoE|MoeBlock|FFN)$"
 
 
@@ -167,12 +171,13 @@ def hooked(module: nn.Module, into: dict[str, Any], before: str, after: str) -> 
 
 @contextmanager
 def called(module: nn.Module, into: list[Call]) -> Iterator[None]:
-    """Note every call of the smallest modules with parameters inside `module`, in the order transformers makes them."""
+    """Note every call of the modules with parameters of their own inside `module`, in the order they are finished."""
 
-    def hook(m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
-        into.append((m, tuple(a.clone() for a in args), kwargs, out.clone()))
+    def hook(m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        out = out[0] if isinstance(out, tuple) else out
+        into.append((m, tuple(a.clone() if isinstance(a, Tensor) else a for a in args), kwargs, out.clone()))
 
-    inside = [m for m in module.modules() if next(m.children(), None) is None and next(m.parameters(), None) is not None]
+    inside = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
     handles = [m.register_forward_hook(hook, with_kwargs=True) for m in inside]
     try:
         yield
@@ -294,8 +299,8 @@ def watch_experts(mlp: nn.Module, s: dict[str, Any]) -> None:
     router = next(m for n, m in inside.items() if "Router" in n)
     x, n = s["mlp_in"], experts.down_proj.shape[0] if hasattr(experts, "down_proj") else experts.num_experts
     state = {**dict(mlp.named_buffers()), **dict(mlp.named_parameters())}
-    correction = next((v.detach().flatten() for k, v in state.items() if k.endswith("e_score_correction_bias")), None)
-    takes = "e_score_correction_bias" in signature(router.forward).parameters  # MiniMax keeps it beside the router
+    correction = next((v.detach().flatten() for k, v in state.items() if k.endswith(CORRECTION)), None)
+    takes = any(k.endswith(CORRECTION) for k in signature(router.forward).parameters)  # kept outside it
     out = router(x, correction) if takes else router(x)
     if isinstance(out, Tensor) and hasattr(mlp, "route_tokens_to_experts"):  # DBRX
         out = out, *mlp.route_tokens_to_experts(out)
@@ -330,6 +335,26 @@ def watch_tower(hf: nn.Module, tower: nn.Module, seen: Seen, stack: ExitStack) -
         stack.enter_context(hooked(norm, seen["projector"], "norm.in", "norm.out"))
     stack.enter_context(hooked(projector, seen["projector"], "in", "out"))
     projector(out)
+
+
+def watch_picture(hf: nn.Module, seen: Seen) -> None:
+    """Every call inside the towers and projectors of a vision-language model, on a picture of 28 x 28 random pixels."""
+    calls: list[Call] = []
+    pixels = torch.randn(1, 3, 28, 28, generator=torch.Generator().manual_seed(3))
+    asked = signature(hf.get_image_features).parameters
+    more: dict[str, Any] = {}
+    if "image_grid_thw" in asked:  # Qwen cuts 2 frames of 14 x 14 pixels into 2 x 2 patches
+        pixels, more = pixels.reshape(-1)[:1176].view(4, 294), {"image_grid_thw": torch.tensor([[1, 2, 2]])}
+    elif "image_sizes" in asked:
+        more = {"image_sizes": torch.tensor([[28, 28]])}
+    with ExitStack() as stack:
+        for m in hf.model.children():
+            if m is not hf.model.language_model:
+                stack.enter_context(called(m, calls))
+        hf.get_image_features(pixels, **more)
+    last = {id(x) for m in hf.modules() if re.search(r"(Projector|Merger)$", type(m).__name__) for x in m.modules()}
+    seen["sections"] |= {"vision": [c for c in calls if id(c[0]) not in last],
+                         "projector": [c for c in calls if id(c[0]) in last]}
 
 
 # --- the same from canonical tensors
@@ -431,7 +456,10 @@ def attention_claims(attn: Attention, at: str, t: Canonical, s: dict[str, Any]) 
         k, v = (s[c].repeat_interleave(attn.n_heads // attn.n_kv_heads, 1) for c in "kv")
         score = (s["q"] * k).sum(-1) * s["scaling"]
         yield "sinks", (torch.sigmoid(score - t[f"{at}.sinks"])[..., None] * v).flatten(1), s["mixed"]
-    yield "o", linear(t, f"{at}.o", s["mixed"], attn.o_bias), s["attn_out"]
+    mixed = s["mixed"]
+    if attn.gated:
+        mixed = mixed * torch.sigmoid(linear(t, f"{at}.gate", x, attn.qkv_bias))
+    yield "o", linear(t, f"{at}.o", mixed, attn.o_bias), s["attn_out"]
 
 
 def latent_claims(attn: LatentAttention, at: str, t: Canonical, s: dict[str, Any]) -> Iterator[Claim]:
@@ -457,13 +485,24 @@ def latent_claims(attn: LatentAttention, at: str, t: Canonical, s: dict[str, Any
     yield "o", linear(t, f"{at}.o", s["mixed"], attn.bias), s["attn_out"]
 
 
+def in_order(section: Section) -> Iterator[str]:
+    """A section's tensors in the order it uses them: a row of blocks one block after the other."""
+    for _, leaves in groupby(section.leaves, lambda x: x.path.partition("{i}")[0] if "{i}" in x.path else ""):
+        row = list(leaves)
+        for i in range(row[0].copies):
+            yield from (x.path.replace("{i}", str(i)) for x in row)
+
+
 def called_claims(paths: Sequence[str], t: Canonical, calls: Sequence[Call]) -> Iterator[Claim]:
     """Each of `paths`, tensors in the order they are used, put into the module that transformers called there."""
     modules = list(dict.fromkeys(path.rpartition(".")[0] for path in paths))
     for at, (module, args, kwargs, out) in zip(modules, calls, strict=True):
-        own = {p.rpartition(".")[2]: t[p] for p in paths if p.rpartition(".")[0] == at}
-        assert own.keys() == dict(module.named_parameters()).keys()
-        yield at, torch.func.functional_call(module, own, args, kwargs), out
+        theirs = dict(module.named_parameters(recurse=False))
+        own = dict(zip(theirs, (t[p] for p in paths if p.rpartition(".")[0] == at), strict=True))
+        assert [x.shape for x in own.values()] == [x.shape for x in theirs.values()]
+        with torch.no_grad():
+            ours = torch.func.functional_call(module, own, args, kwargs)
+        yield at, ours[0] if isinstance(ours, tuple) else ours, out
 
 
 def feed_forward(mlp: MLP, at: str, t: Canonical, x: Tensor) -> Tensor:
@@ -509,7 +548,10 @@ def claims(model: Model, t: Canonical, seen: Seen) -> Iterator[Claim]:
     yield "norm", out * ((model.head.scale or 1.0) if e["scaled"] else 1.0), seen["head"]["in"]
     matrix = t["embed.weight"] if model.tied else t["head.weight"]
     yield "head", F.linear(seen["head"]["in"], matrix, t["head.bias"] if model.head.bias else None), seen["head"]["out"]
-    if model.sections:
+    if model.sections and "sections" in seen:
+        for section in model.sections:
+            yield from called_claims(list(in_order(section)), t, seen["sections"][section.name])
+    elif model.sections:
         yield from vision_claims(t, seen)
 
 
@@ -543,7 +585,7 @@ def vision_claims(t: Canonical, seen: Seen) -> Iterator[Claim]:
     else:
         yield "vision.norm", out, v["out"]
         small = normed(Norm(dim=hidden, eps=1e-6, offset=True), t, "projector.norm", p["norm.in"])
-        yield "projector", small @ t["projector.weight"], p["out"]
+        yield "projector", F.linear(small, t["projector.weight"]), p["out"]
 
 
 # --- verdicts
