@@ -84,7 +84,7 @@ def decoder(
 ) -> Model:
     """The Model around `layers`: embedding, head, tying, dtype and quantisation as the config has them."""
     hidden = width(cfg)
-    vocab = cfg.integer("vocab_size", hi=VOCAB) if vocab_default is None else cfg.integer(
+    vocab = cfg.integer("vocab_size", "padded_vocab_size", hi=VOCAB) if vocab_default is None else cfg.integer(
         "vocab_size", hi=VOCAB, default=vocab_default)
     is_tied, why = tied(cfg, tied_default)
     root = cfg

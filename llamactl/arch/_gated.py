@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llamactl.arch import _build as b
 from llamactl.arch._names import ATTENTION, LLAMA_OUTER, PRE_NORMS, QK_NORM, blocks, modules
 from llamactl.arch._state import mixer
@@ -29,14 +31,15 @@ def rows(stored: str, letters: str, *ops: Fused) -> Rule:
 
 def mixers(cfg: Config, hidden: int) -> dict[str, Layer]:
     """The two kinds of block by their word in layer_types, without a feed-forward."""
-    factor = partial_factor(cfg, 0.25)
-    rope = read_rope(cfg, b.rope_dim(cfg, hidden, head_dim=256, factor=factor))
+    head_dim = cfg.integer("head_dim")
+    rope = read_rope(cfg, b.rope_dim(cfg, hidden, factor=partial_factor(cfg, 0.25)))
     bias = cfg.flag("attention_bias", default=False)
+    cfg.expect("hidden_act", allowed=("silu", "swish"), default="silu")
     cfg.expect("attn_output_gate", allowed=(True,), default=True)
     cfg.expect("use_sliding_window", allowed=(False,), default=False)
     norm = b.rms(cfg, hidden, offset=True)
-    attn = b.attention(cfg, hidden, head_dim=256, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias,
-                       gated=True, qk_norm=b.rms(cfg, cfg.integer("head_dim", default=256), offset=True))
+    attn = replace(b.attention(cfg, hidden, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias,
+                               qk_norm=b.rms(cfg, head_dim, offset=True)), gated=True)
     state = GatedDeltaNet(
         hidden=hidden, k_heads=cfg.integer("linear_num_key_heads", hi=COUNT),
         v_heads=cfg.integer("linear_num_value_heads", hi=COUNT), k_dim=cfg.integer("linear_key_head_dim"),

@@ -106,3 +106,43 @@ def mistral3_projector(cfg: Config, text_hidden: int) -> Section:
         *linear("up", text_hidden, hidden, "", bias),
         *linear("down", text_hidden, text_hidden, "", bias),
     ])
+
+
+KIMI = modules({"vision.patch": f"{X}patch_embed.proj", "vision.positions": f"{X}patch_embed.pos_emb",
+                "vision.norm": f"{X}encoder.final_layernorm", "projector.norm": "mm_projector.pre_norm",
+                "projector.up": "mm_projector.proj.0", "projector.down": "mm_projector.proj.2"} | {
+    f"vision.layers.{{i}}.{c}": f"{X}encoder.blocks.{{i}}.{s}" for c, s in {
+        "attn_norm": "norm0", "attn.qkv": "wqkv", "attn.o": "wo", "mlp_norm": "norm1", "mlp.up": "mlp.fc0",
+        "mlp.down": "mlp.fc1"}.items()})
+
+
+def kimi(cfg: Config, _: int) -> Section:
+    """MoonViT in three dimensions (arXiv:2602.02276): a learned grid, rotary positions, sines for time (no weights)."""
+    cfg.expect("pos_emb_type", allowed=("divided_fixed",), default="divided_fixed")
+    cfg.expect("merge_type", allowed=("sd2_tpool",), default="sd2_tpool")
+    hidden, side = cfg.integer("vt_hidden_size", "hidden_size"), cfg.integer("patch_size")
+    grid = (cfg.integer("init_pos_emb_height", "pos_emb_height"), cfg.integer("init_pos_emb_width", "pos_emb_width"))
+    ffn = cfg.integer("vt_intermediate_size", "intermediate_size")
+    cfg.divided(hidden, cfg.integer("vt_num_attention_heads", "num_attention_heads", hi=COUNT))
+    return section("vision", [
+        *(Leaf(f"patch.{p}", shape, "") for p, shape in (("weight", (hidden, 3, side, side)), ("bias", (hidden,)))),
+        Leaf("positions.weight", (*grid, hidden), ""),
+        *under("layers.{i}", (
+            *layer_norm("attn_norm", hidden), *linear("attn.qkv", 3 * hidden, hidden, "", True),
+            *linear("attn.o", hidden, hidden, "", True), *layer_norm("mlp_norm", hidden),
+            *linear("mlp.up", ffn, hidden, "", True), *linear("mlp.down", hidden, ffn, "", True),
+        ), copies=depth(cfg, "vt_num_hidden_layers", "num_hidden_layers")),
+        *layer_norm("norm", hidden),
+    ])
+
+
+def kimi_projector(cfg: Config, text_hidden: int) -> Section:
+    """A norm, then two matrices on merge_kernel_size patches side by side."""
+    cfg.expect("mm_projector_type", allowed=("patchmerger",), default="patchmerger")
+    cfg.expect("text_hidden_size", allowed=(text_hidden,), default=text_hidden)
+    hidden = cfg.integer("vt_hidden_size", "hidden_size")
+    cfg.expect("mm_hidden_size", allowed=(hidden,), default=hidden)
+    rows, columns = cfg.integers("merge_kernel_size", lo=1)
+    wide = hidden * rows * columns
+    return section("projector", [*layer_norm("norm", hidden), *linear("up", wide, wide, "", True),
+                                 *linear("down", text_hidden, wide, "", True)])

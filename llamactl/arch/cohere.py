@@ -1,4 +1,4 @@
-"""Command R, R+ and Aya 23: parallel block under one LayerNorm without bias, per-head q/k norms in R+, scaled logits."""
+"""Command R, R+ and Aya 23: parallel block, one LayerNorm without bias, per-head q/k norms in R+, scaled logits."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ def describe(cfg: Config) -> Model:
 
 
 def attention(cfg: Config, hidden: int, rope: Rope) -> Attention:
+    """Full attention, biased by one switch."""
     bias = cfg.flag("attention_bias", default=False)
     return b.attention(cfg, hidden, rope=rope, qkv_bias=bias, o_bias=bias)
 
 
 def norm(cfg: Config, dim: int) -> Norm:
+    """LayerNorm with a weight and no bias."""
     return b.layer_norm(cfg, dim, "layer_norm_eps", bias=False)
 
 
 def block(cfg: Config, attn: Attention) -> Layer:
+    """One norm feeds `attn` and a SwiGLU."""
     return b.pre_norm(attn, b.mlp(cfg, attn.hidden), norm(cfg, attn.hidden), parallel=True)
 
 

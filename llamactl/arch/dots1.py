@@ -1,4 +1,4 @@
-"""dots.llm1: Qwen3's attention over DeepSeek-V3's experts, layers above max_window_layers may slide (arXiv:2506.05767)."""
+"""dots.llm1: Qwen3's attention, DeepSeek-V3's experts; layers from max_window_layers may slide (arXiv:2506.05767)."""
 
 from __future__ import annotations
 
@@ -47,4 +47,9 @@ def layer_types(cfg: Config, n: int, window: int | None) -> tuple[str, ...]:
     if given is not None:
         return given
     first = cfg.integer("max_window_layers", lo=0, hi=LAYERS, default=62)
-    return tuple("sliding_attention" if window is not None and i >= first else "full_attention" for i in range(n))
+    if window is None or first >= n:
+        return ("full_attention",) * n
+    if not cfg.flag("use_sliding_window", default=True):
+        raise cfg.refuse("config-conflict", f"use_sliding_window is false, but layers from {first} on have a window of "
+                         f"{window:,}", "write sliding_window: null if no layer slides")
+    return tuple("sliding_attention" if i >= first else "full_attention" for i in range(n))

@@ -1,4 +1,4 @@
-"""ERNIE 4.5 MoE (21B-A3B, 300B-A47B): its dense block, routed beside shared experts from the first or third layer on."""
+"""ERNIE 4.5 MoE (21B-A3B, 300B-A47B): its dense block first, then routed experts, beside shared ones in the 21B."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def moe_layers(cfg: Config, n: int) -> tuple[bool, ...]:
 
 
 def experts(cfg: Config, hidden: int) -> MoE:
+    """moe_num_shared_experts of moe_intermediate_size are one wide MLP; its bias on the choice is no parameter."""
     expert = b.mlp(cfg, hidden, key="moe_intermediate_size")
     count, top_k = cfg.integer("moe_num_experts", "num_experts", hi=COUNT), cfg.integer("moe_k", hi=COUNT)
     if top_k > count:
@@ -51,7 +52,7 @@ def experts(cfg: Config, hidden: int) -> MoE:
 
 
 def mtp(cfg: Config, dense: Layer, hidden: int) -> list[NotCounted]:
-    """Stored as mtp_block, mtp_emb_norm, mtp_hidden_norm, mtp_linear_proj: a dense block, two norms, (hidden, 2 hidden)."""
+    """Stored as mtp_block, mtp_emb_norm, mtp_hidden_norm, mtp_linear_proj: a dense block, norms, (hidden, 2 hidden)."""
     layers = cfg.integer("num_nextn_predict_layers", lo=0, hi=LAYERS, default=0)
     if not layers:
         return []

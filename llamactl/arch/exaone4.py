@@ -1,4 +1,4 @@
-"""EXAONE 4.0: OLMo 2's post-norm block, q/k norms on each head, every fourth layer full and unrotated (arXiv:2507.11407)."""
+"""EXAONE 4.0: OLMo 2's post-norm block, q/k norms by head, every fourth layer full and unrotated (arXiv:2507.11407)."""
 
 from __future__ import annotations
 

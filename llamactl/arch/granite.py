@@ -21,7 +21,7 @@ def describe(cfg: Config) -> Model:
 
 
 def stack(cfg: Config, family: str, ff: MLP | MoE) -> Model:
-    """Equal blocks around `ff`. attention_multiplier stands for head_dim^-0.5, and logits are divided by logits_scaling.
+    """Equal blocks around `ff`. attention_multiplier stands for head_dim^-0.5; logits are divided by logits_scaling.
 
     Each multiplier is 1 where the file is silent.
     """

@@ -49,7 +49,8 @@ def describe(cfg: Config) -> Model:
     layer = b.pre_norm(attn, MLP(hidden=hidden, ffn=width(cfg, hidden), activation="silu"), norm)
     model = b.decoder(cfg, "hf_olmo", (layer,) * n, norm=norm, context=read_context(cfg, rope))
     return replace(model, embed=Embedding(vocab=vocab, dim=hidden), head=Head(vocab=vocab, hidden=hidden, tied=tied),
-                   tied_why=f"weight_tying is {str(tied).lower()}")
+                   tied_why=f"weight_tying is {str(tied).lower()}" if "weight_tying" in cfg.data else
+                   "weight_tying is absent; this family's default is tied")
 
 
 def width(cfg: Config, hidden: int) -> int:

@@ -1,4 +1,4 @@
-"""Hunyuan dense (0.5B-7B, MT-7B): a Llama block that norms q and k on each head after rotating them, NTK-scaled base."""
+"""Hunyuan dense (0.5B-7B, MT-7B): a Llama block that norms q and k of each head after rotation, NTK-scaled base."""
 
 from __future__ import annotations
 

@@ -46,8 +46,9 @@ def only_what_is_known(cfg: Config, n: int) -> None:
 
 
 def mtp(cfg: Config) -> list[NotCounted]:
+    """Drafting modules that the config names; neither the published code nor M2.5's files have them."""
     modules = cfg.integer("num_mtp_modules", lo=0, hi=LAYERS, default=0)
     if not modules or not cfg.flag("use_mtp", default=True):
         return []
     return [NotCounted(what="multi-token-prediction modules", params=None,
-                       why=f"the config names {modules}, but not whether the files hold them")]
+                       why=f"the config names {modules}; the published files of M2.5 hold none")]

@@ -16,7 +16,8 @@ HF = (*modules(LLAMA_OUTER), *blocks(ATTENTION, PRE_NORMS, {"mlp.up": "mlp.up_pr
 
 def describe(cfg: Config) -> Model:
     hidden, n = b.shape(cfg)
-    rope = read_rope(cfg, b.rope_dim(cfg, hidden, factor=partial_factor(cfg, 0.5)))
+    share = partial_factor(cfg, 0.5, "partial_rotary_factor", "rope_percent")
+    rope = read_rope(cfg, b.rope_dim(cfg, hidden, factor=share))
     bias = cfg.flag("attention_bias", default=False)
     attn = b.attention(cfg, hidden, rope=rope, qkv_bias=bias, o_bias=bias)
     ff = b.mlp(cfg, hidden, activation=cfg.activation("hidden_act", default="relu2"), gated=False,

@@ -22,7 +22,7 @@ def describe(cfg: Config) -> Model:
     bias = cfg.flag("attention_bias", default=False)
     attn = b.attention(cfg, hidden, kv_default="refuse", rope=rope, window=b.window(cfg, None), qkv_bias=bias,
                        o_bias=bias)
-    cfg.expect("num_experts_per_tok", allowed=(2,), default=2)  # its router always takes two
+    cfg.expect("num_experts_per_tok", allowed=(2,))  # its router always takes two
     ff = b.moe(cfg, b.mlp(cfg, hidden), "num_local_experts", "num_experts")
     norm = b.layer_norm(cfg, hidden, "rms_norm_eps")
     return b.decoder(cfg, "phimoe", (b.pre_norm(attn, ff, norm),) * n, norm=norm, context=read_context(cfg, rope),

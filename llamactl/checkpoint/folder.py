@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from llamactl.checkpoint.disk import unreadable
@@ -33,12 +33,20 @@ Warnings = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderWeights:
-    """The weights of one model folder. tensors: every tensor by name, stored once. warnings: (code, message)."""
+    """The weights of one model. tensors: every tensor by name, stored once. warnings: (code, message).
+
+    folder: where links may lead inside; None for a single file or one that is not on this disk. index: as it was read;
+    None without one. copies: files passed over that look like the same weights; orphans: shards that the index ignores.
+    """
 
     path: str
     headers: tuple[SafetensorsHeader, ...]
     tensors: dict[str, StoredTensor]
     warnings: Warnings = ()
+    folder: str | None = None
+    index: Index | None = None
+    copies: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -72,12 +80,33 @@ def read_folder(path: str | os.PathLike[str]) -> FolderWeights:
         return _read_by_index(folder, names, read_index(folder))
     files = _choose(folder, names)
     headers, tensors = _read(folder, files)
-    warnings = _header_notes(headers) + _copies(folder, names, files, also=_candidates(names))
+    copies = _copies(folder, names, files, also=_candidates(names))
+    warnings = _header_notes(headers) + _said_copies(files, copies)
     if len(files) > 1:
         warnings += (("index-missing", f"no {INDEX}: {len(files)} numbered shards are read as one model"),)
     if files[0].startswith(_ADAPTER):
         warnings += (("weights-adapter", f"{quote(files[0])} is an adapter; the model it changes is not here"),)
-    return FolderWeights(path=folder, headers=headers, tensors=tensors, warnings=warnings)
+    return FolderWeights(path=folder, headers=headers, tensors=tensors, warnings=warnings, folder=folder, copies=copies)
+
+
+def read_file(path: str | os.PathLike[str]) -> FolderWeights:
+    """The weights of one .safetensors file, whatever stands beside it. Errors: those of safetensors.read_header."""
+    header = read_header(path)
+    return join(header.path, [header])
+
+
+def join(path: str, headers: Sequence[SafetensorsHeader], index: Index | None = None,
+         shards: Sequence[str] = ()) -> FolderWeights:
+    """Headers as the weights of one model. shards: the index's name of each, in order.
+
+    Errors: InputRefused index-duplicate, index-mismatch.
+    """
+    tensors = _together(path, headers)
+    warnings = _header_notes(headers)
+    if index is not None:
+        _check_against(index, shards, headers, os.path.join(path, INDEX))
+        warnings = index.warnings + warnings + _against(index, tensors)
+    return FolderWeights(path=path, headers=tuple(headers), tensors=tensors, warnings=warnings, index=index)
 
 
 def _read_by_index(folder: str, names: list[str], index: Index) -> FolderWeights:
@@ -87,19 +116,24 @@ def _read_by_index(folder: str, names: list[str], index: Index) -> FolderWeights
         return _read_despite(folder, names, index, missing)
     if missing:
         raise _missing_shards(folder, f"{len(missing)} of {len(shards)} shards that the index names", missing)
-    headers, tensors = _read(folder, shards)
+    headers = [read_header(os.path.join(folder, f), inside=folder) for f in shards]
+    found = join(folder, headers, index, shards)
+    warnings = found.warnings
+    orphans = tuple(n for n in _candidates(names) if n not in set(shards) and not _is_copy(n))
+    if orphans:
+        warnings += (("index-orphan", f"no tensor of the index is in {_some(map(quote, orphans))}: not read"),)
+    copies = _copies(folder, names, shards)
+    return replace(found, warnings=warnings + _said_copies(shards, copies), folder=folder, copies=copies,
+                   orphans=orphans)
+
+
+def _check_against(index: Index, shards: Sequence[str], headers: Sequence[SafetensorsHeader], path: str) -> None:
+    """Refuse an index that names a tensor which its shard lacks."""
     at = {t.name: s for s, h in zip(shards, headers, strict=True) for t in h.tensors}
     lost = [f"{quote(k)} in {quote(s)}" for k, s in index.weight_map.items() if at.get(k) != s]
     if lost:
         raise InputRefused("index-mismatch", f"tensors that the index names and its shard does not hold: {_some(lost)}",
-                           path=os.path.join(folder, INDEX),
-                           help="the index is of another build: download index and shards together")
-    warnings = index.warnings + _header_notes(headers) + _against(index, tensors)
-    orphans = [n for n in _candidates(names) if n not in set(shards) and not _is_copy(n)]
-    if orphans:
-        warnings += (("index-orphan", f"no tensor of the index is in {_some(map(quote, orphans))}: not read"),)
-    warnings += _copies(folder, names, shards)
-    return FolderWeights(path=folder, headers=headers, tensors=tensors, warnings=warnings)
+                           path=path, help="the index is of another build: download index and shards together")
 
 
 def _read_despite(folder: str, names: list[str], index: Index, absent: list[str]) -> FolderWeights:
@@ -118,12 +152,18 @@ def _read_despite(folder: str, names: list[str], index: Index, absent: list[str]
     stale = ("index-stale", f"the index is of another build: it names {_some(map(quote, index.shards))}, none of them "
                             f"here; read instead: {here}, where all its tensors are")
     warnings = (*index.warnings, stale, *_header_notes(headers))
-    warnings += _copies(folder, names, files, also=_candidates(names))
-    return FolderWeights(path=folder, headers=headers, tensors=tensors, warnings=warnings)
+    copies = _copies(folder, names, files, also=_candidates(names))
+    return FolderWeights(path=folder, headers=headers, tensors=tensors, warnings=warnings + _said_copies(files, copies),
+                         folder=folder, index=index, copies=copies)
 
 
 def _read(folder: str, files: Iterable[str]) -> tuple[tuple[SafetensorsHeader, ...], dict[str, StoredTensor]]:
     headers = tuple(read_header(os.path.join(folder, f), inside=folder) for f in files)
+    return headers, _together(folder, headers)
+
+
+def _together(path: str, headers: Iterable[SafetensorsHeader]) -> dict[str, StoredTensor]:
+    """The tensors of all headers by name; none may stand in two files."""
     tensors: dict[str, StoredTensor] = {}
     twice = []
     for header in headers:
@@ -132,9 +172,9 @@ def _read(folder: str, files: Iterable[str]) -> tuple[tuple[SafetensorsHeader, .
                 twice.append(quote(t.name))
             tensors[t.name] = t
     if twice:
-        raise InputRefused("index-duplicate", f"tensors that stand in more than one shard: {_some(twice)}", path=folder,
+        raise InputRefused("index-duplicate", f"tensors that stand in more than one shard: {_some(twice)}", path=path,
                            help="keep the shards of one build only")
-    return headers, tensors
+    return tensors
 
 
 def _choose(folder: str, names: list[str]) -> list[str]:
@@ -178,8 +218,8 @@ def _against(index: Index, tensors: dict[str, StoredTensor]) -> Warnings:
     return warnings
 
 
-def _copies(folder: str, names: list[str], read: Sequence[str], *, also: Iterable[str] = ()) -> Warnings:
-    """A note when the same weights seem to lie in the folder more than once. also: other files passed over."""
+def _copies(folder: str, names: list[str], read: Sequence[str], *, also: Iterable[str] = ()) -> tuple[str, ...]:
+    """Files in which the same weights seem to lie once more. also: other files passed over."""
     passed = {n for n in names if _is_copy(n) or _is_pickle(n) or n.endswith(_OTHER)} | set(also)
     others = sorted(passed - set(read))
     try:
@@ -187,6 +227,10 @@ def _copies(folder: str, names: list[str], read: Sequence[str], *, also: Iterabl
             others.append("original/")
     except OSError:
         pass  # it is not read anyway
+    return tuple(others)
+
+
+def _said_copies(read: Sequence[str], others: Sequence[str]) -> Warnings:
     if not others:
         return ()
     what = quote(read[0]) if len(read) == 1 else f"{len(read)} shards ({quote(read[0])} and on)"

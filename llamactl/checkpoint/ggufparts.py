@@ -17,17 +17,29 @@ def read_parts(path: str) -> GgufHeader:
     Offsets of the tensors count in their own files. With parts missing, the header of this file alone; the tensors are
     then fewer than split.tensors.count. Errors: those of read_header; gguf-header where the parts do not fit together.
     """
+    return joined(all_parts(path))
+
+
+def all_parts(path: str) -> list[GgufHeader]:
+    """The headers of all parts of the model that the file at `path` belongs to, in order; else its own alone."""
     header = read_header(path)
     count = header.metadata.get("split.count", 1)
     folder, base = os.path.split(path)
     named = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", base, re.S)
     if not isinstance(count, int) or count < 2 or named is None or int(named[2]) != count:
-        return header
+        return [header]
     names = [f"{named[1]}-{n + 1:05d}-of-{count:05d}.gguf" for n in range(count)]
     there = set(os.listdir(folder or "."))
     if not there.issuperset(names):
-        return header
-    parts = [header if name == base else read_header(os.path.join(folder, name)) for name in names]
+        return [header]
+    return [header if name == base else read_header(os.path.join(folder, name)) for name in names]
+
+
+def joined(parts: list[GgufHeader]) -> GgufHeader:
+    """The parts of one model as one header."""
+    count = len(parts)
+    if count == 1:
+        return parts[0]
     tensors: dict[str, GgufTensor] = {}
     for n, part in enumerate(parts):
         if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (n, count):

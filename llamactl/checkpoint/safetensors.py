@@ -87,10 +87,15 @@ def read_header(path: str | os.PathLike[str], *, inside: str | os.PathLike[str] 
     path = os.fspath(path)
     file, size = open_regular(path, inside=None if inside is None else os.fspath(inside))
     with file:
-        try:
-            text, blanks = _header_text(file, path, size)
-        except OSError as e:
-            raise InputRefused("io-error", f"not readable: {e.strerror or e}", path=path) from None
+        return header_from(file, size, path)
+
+
+def header_from(file: BinaryIO, size: int, path: str) -> SafetensorsHeader:
+    """The same from an open file, or from its first bytes. size: of the whole file. path: its name in errors."""
+    try:
+        text, blanks = _header_text(file, path, size)
+    except OSError as e:
+        raise InputRefused("io-error", f"not readable: {e.strerror or e}", path=path) from None
     notes = []
     if blanks:
         notes.append(("st-header-start", f"blanks before the header's '{{': {blanks:,}; the format allows none"))

@@ -27,8 +27,11 @@ COMMANDS = {
     "evolve": ("llamactl.cli.evolve", "Walk from one model to another, one edit at a time, costing each step."),
     "rope": ("llamactl.cli.rope", "Read the rotary positions: every pair's frequency, wavelength and turns, before and "
              "after stretching."),
+    "check": ("llamactl.cli.check", "Hold models to a budget: exact, max and min values of what they are and cost."),
     "presets": ("llamactl.cli.presets", "List the bundled models, or show one."),
     "schema": ("llamactl.cli.schema", "Print the JSON Schema of a command's --json output."),
+    "doctor": ("llamactl.cli.doctor", "Look at this installation: what works, what is missing; no network, no token "
+               "shown."),
     "version": ("llamactl.cli.version", "Print the versions that a bug report needs."),
 }
 

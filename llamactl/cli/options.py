@@ -52,9 +52,15 @@ SetOpt = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change the model first, e.g. n_kv_heads=1. May be repeated.",
                  show_default=False),
 ]
+
+
+def _format(known: tuple[str, ...]) -> Any:
+    return Annotated[str | None, typer.Option("--format", metavar="|".join(known), show_default=False,
+                                              help="Default: table on a terminal, else plain.")]
+
+
 _COMMON: dict[str, tuple[Any, Any]] = {
-    "format": (Annotated[str | None, typer.Option("--format", metavar="|".join(FORMATS), show_default=False,
-                                                  help="Default: table on a terminal, else plain.")], None),
+    "format": (_format(FORMATS), None),
     "json_": (Annotated[bool, typer.Option("--json", help="Same as --format json.")], False),
     "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Only the main value, exact.")], False),
     "verbose": (Annotated[bool, typer.Option("--verbose", "-v", help="Say where each number comes from.")], False),
@@ -67,9 +73,14 @@ _ACCESS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def command(app: typer.Typer, *, access: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command with the common options. It gets them as `out: Output` and, with access, `reach: Access`."""
-    extra = {**_COMMON, **(_ACCESS if access else {})}
+def command(app: typer.Typer, *, access: bool = True, formats: tuple[str, ...] = (),
+            ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command with the common options. It gets them as `out: Output` and, with access, `reach: Access`.
+
+    formats: what it can print besides FORMATS.
+    """
+    known = (*FORMATS, *formats)
+    extra = {**_COMMON, "format": (_format(known), None), **(_ACCESS if access else {})}
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
@@ -82,7 +93,7 @@ def command(app: typer.Typer, *, access: bool = True) -> Callable[[Callable[...,
             given = {n: kwargs.pop(n) for n in extra}
             if access:
                 kwargs["reach"] = Access(offline=given["offline"], hub=given["hub"])
-            function(**kwargs, out=_output(given))
+            function(**kwargs, out=_output(given, known))
 
         wrapper.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
         wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
@@ -98,11 +109,11 @@ def new_app() -> typer.Typer:
                        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 
 
-def _output(given: dict[str, Any]) -> Output:
+def _output(given: dict[str, Any], known: tuple[str, ...]) -> Output:
     word = "json" if given["json_"] else given["format"] or os.environ.get("LLAMACTL_FORMAT") or (
         "table" if sys.stdout.isatty() else "plain")
-    if word not in FORMATS:
-        raise _choice("--format", word, FORMATS)
+    if word not in known:
+        raise _choice("--format", word, known)
     if given["color"] not in ("auto", "always", "never"):
         raise _choice("--color", given["color"], ("auto", "always", "never"))
     return Output(format=word, quiet=given["quiet"], verbose=given["verbose"], color=_color(given["color"]))
@@ -129,11 +140,11 @@ def _choice(option: str, word: str, known: tuple[str, ...]) -> UsageError:
 
 def tokens(text: str, option: str = "--ctx") -> int:
     """A token count: 8192, 8,192, 128k (= 131,072: k is 2^10 tokens, m 2^20)."""
-    match = re.fullmatch(r"(\d[\d_,]*)([kmg]i?)?", text.strip(), re.I)
-    if not match:
+    from llamactl.spec.quantities import tokens as read
+
+    value = read(text)
+    if value is None:
         raise UsageError("usage", f"{option} {text!r} is not a number of tokens", help="write 8192, 128k or 1m")
-    scale = {"": 0, "k": 10, "m": 20, "g": 30}[(match[2] or "").lower().rstrip("i")]
-    value = int(match[1].replace(",", "").replace("_", "")) << scale
     if not 1 <= value <= 1 << 40:
         raise UsageError("usage", f"{option} {text}: outside 1..2^40")
     return value

@@ -16,10 +16,12 @@ Warnings = Iterable[tuple[str, str]]
 
 
 def show(command: str, loaded: Sequence[Loaded], reports: Sequence[Any], inputs: dict[str, Any], out: Output,
-         *, warnings: Warnings = (), result: dict[str, Any] | None = None, **view: Any) -> None:
+         *, warnings: Warnings = (), result: dict[str, Any] | None = None, text: str | None = None,
+         **view: Any) -> None:
     """The answer on stdout, warnings on stderr.
 
-    result: the JSON's `result`, where it is not one report a model. view: what the command's own view needs to know.
+    result: the JSON's `result`, where it is not one report a model. text: the answer in a format that this command
+    alone has. view: what the command's own view needs to know.
     """
     said = [w for x in loaded for w in x.warnings] + [w for r in reports for w in getattr(r, "notes", ())]
     said = list(dict.fromkeys([*said, *warnings, *(w for f in view.get("files") or () for w in f.warnings)]))
@@ -28,6 +30,9 @@ def show(command: str, loaded: Sequence[Loaded], reports: Sequence[Any], inputs:
         print_json(command, [x.source.to_dict() for x in loaded], body, inputs, said)
         return
     _warn(said)
+    if text is not None and not out.quiet:
+        sys.stdout.write(text)
+        return
     from llamactl.render import document, render
 
     if out.verbose:

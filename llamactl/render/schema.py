@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from llamactl.analysis.budget import CheckReport
 from llamactl.analysis.compare import Card, CompareReport, EvolveReport
 from llamactl.analysis.fit import FitReport
 from llamactl.analysis.flops import FlopsReport
@@ -104,12 +105,27 @@ def _evolve() -> dict[str, Any]:
     return body
 
 
+def _check() -> dict[str, Any]:
+    body = of_dataclass(CheckReport)
+    one = body["properties"]["models"]["items"]
+    one["properties"]["source"] = SOURCE
+    one["required"].append("source")
+    return body
+
+
 def _presets() -> dict[str, Any]:
     strings = dict.fromkeys(("id", "family", "model_type", "title"), STRING)
     body = {"type": "object", "properties": {**strings, "hub": {"type": "array", "items": STRING}, "total": INTEGER,
                                              "published": {"type": "object"}, "config": {"type": "object"}},
             "required": [*strings, "hub", "total", "published"], "additionalProperties": False}
     return _models(body)
+
+
+def _doctor() -> dict[str, Any]:
+    check = {"type": "object", "properties": {"check": STRING, "ok": {"type": "boolean"}, "says": STRING},
+             "required": ["check", "ok", "says"], "additionalProperties": False}
+    return {"type": "object", "properties": {"llamactl": STRING, "checks": {"type": "array", "items": check}},
+            "required": ["llamactl", "checks"], "additionalProperties": False}
 
 
 def _version() -> dict[str, Any]:
@@ -132,7 +148,9 @@ SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "compare": _compare,
     "evolve": _evolve,
     "rope": lambda: _models(_report(RopeReport)),
+    "check": _check,
     "presets": _presets,
+    "doctor": _doctor,
     "version": _version,
 }
 

@@ -52,7 +52,7 @@ def resolve(ref: str | None, *, offline: bool = False, hub: bool = False) -> Res
     if ref.startswith("hf://"):
         return _hub(ref.removeprefix("hf://").removeprefix("models/"), offline=offline)
     path = os.path.expanduser(ref)
-    if _is_path(ref):
+    if is_path(ref):
         return _local(path, ref)
     if os.path.lexists(path) and ("/" in ref or os.path.isfile(path) or _holds_model(path)):
         return _local(path, ref)
@@ -65,7 +65,7 @@ def resolve(ref: str | None, *, offline: bool = False, hub: bool = False) -> Res
     return _hub(ref, offline=offline)
 
 
-def _is_path(ref: str) -> bool:
+def is_path(ref: str) -> bool:
     """Whether `ref` can only mean a path: it begins like one, or has a separator that no Hub id has."""
     drive = ref[1:2] == ":" and ref[0].isalpha()
     deep = ref.count("/") > 1 and "@" not in ref

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from llamactl.errors import InputRefused, LlamactlError
@@ -210,3 +210,20 @@ def cached_models() -> list[str]:
     except OSError:
         return []
     return sorted(n.removeprefix("models--").replace("--", "/", 1) for n in names if n.startswith("models--"))
+
+
+class HubSettings(NamedTuple):
+    """How huggingface_hub is set up here. token: whether there is one; it is never shown."""
+
+    cache: str
+    token: bool
+    offline: bool
+    endpoint: str
+
+
+def settings() -> HubSettings:
+    """huggingface_hub's own view of its cache, token, mode and endpoint; no request is made."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_token
+
+    return HubSettings(constants.HF_HUB_CACHE, bool(get_token()), constants.HF_HUB_OFFLINE, constants.ENDPOINT)

@@ -102,12 +102,12 @@ def parse_json(data: bytes, path: str) -> Any:
         raise deep from None
     except json.JSONDecodeError as e:
         raise InputRefused("json-syntax", f"not JSON: line {e.lineno}, column {e.colno}: {e.msg}", path=path) from None
-    if isinstance(value, dict | list) and _too_deep(value):
+    if isinstance(value, dict | list) and too_deep(value):
         raise deep
     return value
 
 
-def _too_deep(value: Any) -> bool:
+def too_deep(value: Any) -> bool:
     """Whether containers nest deeper than MAX_DEPTH; breadth first, so that no input can exhaust the stack."""
     level = [value]
     for _ in range(MAX_DEPTH):

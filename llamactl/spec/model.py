@@ -8,7 +8,19 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from llamactl.spec.parts import Cache, Embedding, FeedForward, Head, Leaf, Leaves, Mixer, Norm, Positions, under
+from llamactl.spec.parts import (
+    Attention,
+    Cache,
+    Embedding,
+    FeedForward,
+    Head,
+    Leaf,
+    Leaves,
+    Mixer,
+    Norm,
+    Positions,
+    under,
+)
 
 if TYPE_CHECKING:  # only hybrids need these parts, and start-up counts milliseconds
     from llamactl.spec.state import StateMixer
@@ -55,8 +67,9 @@ class Layer:
     @lru_cache  # noqa: B019  layers are values: few distinct ones
     def leaves(self) -> Leaves:
         out: list[Leaf] = []
+        attn = "cross" if isinstance(self.attn, Attention) and self.attn.cross else "attn"
         for name, before, parts, after in (
-            ("attn", self.attn_norm, {"attn": self.attn, "state": self.state}, self.attn_post_norm),
+            ("attn", self.attn_norm, {attn: self.attn, "state": self.state}, self.attn_post_norm),
             ("mlp", self.mlp_norm, {"mlp": self.mlp}, self.mlp_post_norm),
         ):
             if before:

@@ -108,6 +108,19 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSparse:
+    """Which blocks of `block` tokens a query sees: the last `local` ones and every `stride`-th before them.
+
+    per_head: each head starts counting strides elsewhere, so that together they need every token; all are cached.
+    """
+
+    block: int
+    local: int
+    stride: int
+    per_head: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     """Multi-head attention with grouped KV heads: MHA (n_kv = n_heads), GQA, MQA (n_kv = 1).
 
@@ -116,7 +129,9 @@ class Attention:
     norm_after_rope: they act on what is rotated already (Hunyuan).
     scale: factor on q.k, None for head_dim^-0.5. sinks: one learned logit per head (gpt-oss).
     shares_kv: reads another layer's K and V and keeps none. gated: a sigmoid gate on the output, as wide as q.
+    cross: K and V come from pictures (Llama 3.2 Vision), so nothing is kept for a token of text.
     v_from_k: V is K before its norm and rotation; there is no v matrix (Gemma 4), but both are cached.
+    sparse: the pattern of a block-sparse layer (Phi-3-small).
     """
 
     hidden: int
@@ -140,6 +155,8 @@ class Attention:
     gated: bool = False
     v_from_k: bool = False
     norm_after_rope: bool = False
+    sparse: BlockSparse | None = None
+    cross: bool = False
 
     @lru_cache  # noqa: B019  parts are values: few, small and alive as long as the process
     def leaves(self) -> Leaves:
@@ -175,7 +192,7 @@ class Attention:
         )
 
     def caches(self) -> tuple[Cache, ...]:
-        return () if self.shares_kv else (self.cache(),)
+        return () if self.shares_kv or self.cross else (self.cache(),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +284,10 @@ class SinusoidalPositions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Output projection (vocab, hidden). tied: it is the token embedding itself and owns no weight."""
+    """Output projection (vocab, hidden). tied: it is the token embedding itself and owns no weight.
+
+    unit_rows: each row is scaled to length 1 before use (Baichuan 2).
+    """
 
     vocab: int
     hidden: int
@@ -275,6 +295,7 @@ class Head:
     bias: bool = False
     softcap: float | None = None
     scale: float | None = None
+    unit_rows: bool = False
 
     def leaves(self) -> Leaves:
         out: list[Leaf] = []

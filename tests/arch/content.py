@@ -105,14 +105,18 @@ def watch(hf: nn.Module) -> Seen:
             stack.enter_context(watch_layer(layer, seen[at]))
         head = lm.get_output_embeddings()
         stack.enter_context(hooked(head, seen["head"], "in", "out"))
-        vocab = head.weight.shape[0]
+        vocab = lm.get_input_embeddings().weight.shape[0]
         ids, rows = torch.arange(vocab), torch.arange(vocab) % 64  # 64: GPT-2's table
         turns = {"position_ids": rows[:, None]} if re.match("GPT2|GPTBigCode|OPT", type(lm).__name__) else {}
+        if crossing := [at for at, layer in parts.items() if "CrossAttention" in type(layer).__name__]:
+            turns["cross_attention_states"] = torch.randn(vocab, 1, hf.config.get_text_config().hidden_size)
+            for at in crossing:
+                seen[at]["states"] = turns["cross_attention_states"].flatten(0, 1)
         lm(ids[:, None], use_cache=False, **turns)
         seen["embed"] |= {"ids": ids, "rows": rows, "scaled": "MiniCPM3" in type(lm).__name__}  # before the head
         if tower is not None:
             watch_tower(hf, tower, seen, stack)
-        elif hasattr(hf, "get_image_features"):
+        elif hasattr(hf, "get_image_features") or hasattr(getattr(hf, "model", None), "vision_model"):
             watch_picture(hf, seen)
     for i, layer in enumerate(layers):
         for mlp in children(layer, MLP_CLASS):
@@ -174,7 +178,7 @@ def called(module: nn.Module, into: list[Call]) -> Iterator[None]:
     """Note every call of the modules with parameters of their own inside `module`, in the order they are finished."""
 
     def hook(m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        out = out[0] if isinstance(out, tuple) else out
+        out = out if isinstance(out, Tensor) else out[0]
         into.append((m, tuple(a.clone() if isinstance(a, Tensor) else a for a in args), kwargs, out.clone()))
 
     inside = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
@@ -341,9 +345,11 @@ def watch_picture(hf: nn.Module, seen: Seen) -> None:
     """Every call inside the towers and projectors of a vision-language model, on a picture of 28 x 28 random pixels."""
     calls: list[Call] = []
     pixels = torch.randn(1, 3, 28, 28, generator=torch.Generator().manual_seed(3))
-    asked = signature(hf.get_image_features).parameters
+    asked = signature(hf.get_image_features).parameters if hasattr(hf, "get_image_features") else {}
     more: dict[str, Any] = {}
-    if "image_grid_thw" in asked:  # Qwen cuts 2 frames of 14 x 14 pixels into 2 x 2 patches
+    if "Kimi" in type(hf).__name__:
+        pixels, more = pixels.reshape(-1)[:588].view(4, 3, 7, 7), {"image_grid_thw": torch.tensor([[1, 2, 2]])}
+    elif "image_grid_thw" in asked:  # Qwen cuts 2 frames of 14 x 14 pixels into 2 x 2 patches
         pixels, more = pixels.reshape(-1)[:1176].view(4, 294), {"image_grid_thw": torch.tensor([[1, 2, 2]])}
     elif "image_sizes" in asked:
         more = {"image_sizes": torch.tensor([[28, 28]])}
@@ -351,10 +357,32 @@ def watch_picture(hf: nn.Module, seen: Seen) -> None:
         for m in hf.model.children():
             if m is not hf.model.language_model:
                 stack.enter_context(called(m, calls))
-        hf.get_image_features(pixels, **more)
-    last = {id(x) for m in hf.modules() if re.search(r"(Projector|Merger)$", type(m).__name__) for x in m.modules()}
+        if asked:
+            hf.get_image_features(pixels, **more)
+        else:  # Llama 3.2 Vision: one picture of two tiles, under the last aspect ratio
+            out = hf.model.vision_model(pixels.expand(1, 1, 2, 3, 28, 28), torch.tensor([[3]]), torch.ones(1, 1, 2))
+            hf.model.multi_modal_projector(out.last_hidden_state)
+    last = {id(m) for m in hf.model.children() if isinstance(m, nn.Linear)} | {id(x) for m in hf.modules() if re.search(r"(Projector|Projection|Merger)$", type(m).__name__) for x in m.modules()}
+    calls = fused_calls(hf, calls)
     seen["sections"] |= {"vision": [c for c in calls if id(c[0]) not in last],
                          "projector": [c for c in calls if id(c[0]) in last]}
+
+
+def fused_calls(hf: nn.Module, calls: list[Call]) -> list[Call]:
+    """Kimi stores q, k and v of its tower as one, neighbouring pairs turning; transformers splits and turns halves."""
+    owner = {id(x): m for m in hf.modules() if type(m).__name__ == "Kimi_K25VisionAttention" for x in m.children()}
+    out, n = [], 0
+    while n < len(calls):
+        attn = owner.get(id(calls[n][0]))
+        if attn is None or calls[n][0] is attn.proj:
+            out.append(calls[n])
+            n += 1
+            continue
+        q, k, v = (c[3] for c in calls[n:n + 3])
+        pairs = [x.unflatten(-1, (attn.num_heads, 2, -1)).transpose(-1, -2).flatten(-3) for x in (q, k)]
+        out.append((nn.Linear(q.shape[-1], 3 * q.shape[-1]), *calls[n][1:3], torch.cat((*pairs, v), -1)))
+        n += 3
+    return out
 
 
 # --- the same from canonical tensors
@@ -406,7 +434,7 @@ def layer_claims(layer: Layer, at: str, t: Canonical, s: dict[str, Any]) -> Iter
     if isinstance(layer.attn, LatentAttention):
         yield from latent_claims(layer.attn, f"{at}.attn", t, s)
     elif isinstance(layer.attn, Attention):
-        yield from attention_claims(layer.attn, f"{at}.attn", t, s)
+        yield from attention_claims(layer.attn, f"{at}.{'cross' if layer.attn.cross else 'attn'}", t, s)
     elif layer.attn is not None:
         raise TypeError(f"nothing here computes a {type(layer.attn).__name__}: add its claims")
     if layer.state:
@@ -414,12 +442,15 @@ def layer_claims(layer: Layer, at: str, t: Canonical, s: dict[str, Any]) -> Iter
         yield from state_content.claims(layer.state, f"{at}.state", t, s)
     scale = layer.residual_scale or 1.0
 
+    gated = {leaf.path for leaf in layer.extra}
+
     def added(x: Tensor, norm: Norm | None, name: str, branch: Tensor) -> Tensor:
         if layer.post_residual:
-            return normed(norm, t, name, x + scale * branch)
-        return x + scale * normed(norm, t, name, branch)
+            return normed(norm, t, f"{at}.{name}_post_norm", x + scale * branch)
+        factor = torch.tanh(t[f"{at}.{name}_gate"]) if f"{name}_gate" in gated else scale
+        return x + factor * normed(norm, t, f"{at}.{name}_post_norm", branch)
 
-    stream = x if a is None else added(x, layer.attn_post_norm, f"{at}.attn_post_norm", a)
+    stream = x if a is None else added(x, layer.attn_post_norm, "attn", a)
     if layer.mlp is None:
         yield "out", stream, s["out"]
         return
@@ -432,14 +463,14 @@ def layer_claims(layer: Layer, at: str, t: Canonical, s: dict[str, Any]) -> Iter
         yield from moe_claims(layer.mlp, f"{at}.mlp", t, s)
     else:
         yield "mlp", feed_forward(layer.mlp, f"{at}.mlp", t, s["mlp_in"]), m
-    yield "out", added(stream, layer.mlp_post_norm, f"{at}.mlp_post_norm", m), s["out"]
+    yield "out", added(stream, layer.mlp_post_norm, "mlp", m), s["out"]
 
 
 def attention_claims(attn: Attention, at: str, t: Canonical, s: dict[str, Any]) -> Iterator[Claim]:
     x, still = s["attn_in"], s["still"]
     for one, heads, norm in (("q", attn.n_heads, attn.q_norm), ("k", attn.n_kv_heads, attn.k_norm),
                              ("v", attn.n_kv_heads, None)):
-        ours = linear(t, f"{at}.{one}", x, attn.qkv_bias)
+        ours = linear(t, f"{at}.{one}", s["states"] if attn.cross and one in "kv" else x, attn.qkv_bias)
         if norm and norm.dim != attn.head_dim:
             ours, norm = normed(norm, t, f"{at}.{one}_norm", ours), None
         ours = normed(norm, t, f"{at}.{one}_norm", ours.view(len(x), heads, attn.head_dim))
@@ -502,7 +533,7 @@ def called_claims(paths: Sequence[str], t: Canonical, calls: Sequence[Call]) -> 
         assert [x.shape for x in own.values()] == [x.shape for x in theirs.values()]
         with torch.no_grad():
             ours = torch.func.functional_call(module, own, args, kwargs)
-        yield at, ours[0] if isinstance(ours, tuple) else ours, out
+        yield at, ours if isinstance(ours, Tensor) else ours[0], out
 
 
 def feed_forward(mlp: MLP, at: str, t: Canonical, x: Tensor) -> Tensor:

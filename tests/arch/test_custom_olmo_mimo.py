@@ -92,8 +92,10 @@ def test_olmo_fused_rows_are_the_converters(make_golden: ModuleType) -> None:
         files[f"{out}.ff_proj.weight"] = torch.cat([hf[f"{m}.up_proj.weight"], hf[f"{m}.gate_proj.weight"]])
         files[f"{out}.attn_out.weight"], files[f"{out}.ff_out.weight"] = hf[f"{a}.o_proj.weight"], hf[
             f"{m}.down_proj.weight"]
-    canonical = {k: v for s in stored_tensors(ours, arch.names(ours)) for k, v in read(s, files[s.name], ours).items()}
-    expected = {k: v for s in stored_tensors(theirs, arch.names(theirs)) for k, v in read(s, hf[s.name], theirs).items()}
+    canonical, expected = (
+        {k: v for s in stored_tensors(m, arch.names(m)) for k, v in read(s, held[s.name], m).items()}
+        for m, held in ((ours, files), (theirs, hf))
+    )
     assert canonical.keys() == expected.keys()
     assert all(torch.equal(canonical[k], expected[k]) for k in expected)
     assert ours.layers == theirs.layers

@@ -67,7 +67,7 @@ def test_cache(name: str) -> None:
     assert len(kept) == model(name).n_layers
     for layer, shapes in zip(model(name).layers, kept, strict=True):
         assert layer.state_elements() == sum(math.prod(states) for states in shapes.get("states", ()))
-        if layer.attn is None:
+        if not layer.caches():
             assert "k" not in shapes
             continue
         cache = layer.attn.cache()
@@ -93,7 +93,7 @@ def test_windows_differ_between_goldens() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_belong_to_the_config(name: str) -> None:
-    recorded, tokens, vocab = read(name, "logits"), read(name, "header")["tokens"], model(name).embed.vocab
+    recorded, tokens, vocab = read(name, "logits"), read(name, "header")["tokens"], model(name).head.vocab
     assert len(recorded["ids"]) == len(recorded["logits"]) == tokens
     assert all(0 <= i < vocab for i in recorded["ids"])
     assert all(len(row) == vocab and all(map(math.isfinite, row)) for row in recorded["logits"])

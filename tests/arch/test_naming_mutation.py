@@ -37,12 +37,16 @@ EQUIVALENT = {
     ("minicpm3", "model.layers.{i}.self_attn.kv_b_proj.weight"): "latent attention has one head count",
     ("bloom", "transformer.h.{i}.self_attention.query_key_value.weight"): "the family has as many KV heads as heads",
     ("bloom", "transformer.h.{i}.self_attention.query_key_value.bias"): "the family has as many KV heads as heads",
+    ("kimi_k25", "language_model.model.layers.{i}.self_attn.kv_b_proj.weight"): "latent attention has one head count",
     ("gpt_neox", "gpt_neox.layers.{i}.attention.query_key_value.weight"): "the family has as many KV heads as heads",
     ("gpt_neox", "gpt_neox.layers.{i}.attention.query_key_value.bias"): "the family has as many KV heads as heads",
+    ("qwen3_next", "model.layers.{i}.linear_attn.in_proj_qkvz.weight"): "a delta net is cut by its key heads alone",
+    ("qwen3_next", "model.layers.{i}.linear_attn.in_proj_ba.weight"): "a delta net is cut by its key heads alone",
 }
 # Rules for weights that no config of the family has: tables are shared between families.
 UNREACHABLE = {
     ("deepseek_v2", "layers.{i}.mlp.router.correction_bias"): "V3's table",
+    ("kimi_k25", "layers.{i}.attn.q.weight"): "DeepSeek-V3's table, proved there",
     ("deepseek_v32", "layers.{i}.attn.q.weight"): "V2's table; the indexer needs a factored q",
     ("glm_moe_dsa", "layers.{i}.attn.q.weight"): "V2's table; the indexer needs a factored q",
     ("olmoe", "layers.{i}.mlp.gate.weight"): "Llama's table; every OLMoE layer is a mixture",

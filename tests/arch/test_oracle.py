@@ -76,6 +76,7 @@ def oracle(transformers: ModuleType, name: str) -> Any:
 
 # What a parameter of transformers is counted under; the first that matches its name. Fused ones are split below.
 COMPONENTS = (
+    (r"visual\.(deepstack_)?merger", "projector"), (r"\.visual\.", "vision"),
     (r"vision_(tower|model)\.", "vision"), (r"multi_modal_projector", "projector"),
     (r"word_embeddings_layernorm", "norms"), (r"norm_attn_norm\.attn\.out_proj", "attention.o"), (r"Wqkv", "qkv"),
     (r"embed_positions", "position_embedding"), (r"decoder\.project_(in|out)", "other"),
@@ -86,7 +87,8 @@ COMPONENTS = (
     (r"\.q(_a|_b)?_proj", "attention.q"), (r"\.k_proj", "attention.k"), (r"\.v_proj", "attention.v"),
     (r"self_attn\.(o_proj|dense)|attn\.(c_proj|out_proj)|attention\.dense|mixer\.o_proj", "attention.o"),
     (r"\.experts\.", "feed_forward.routed_experts"), (r"shared_expert", "feed_forward.shared_experts"),
-    (r"\.router\.|(mlp|block_sparse_moe|mixer|feed_forward)\.gate\.", "feed_forward.router"), (r"gate_up_proj", "gate_up"),
+    (r"\.router\.|(mlp|block_sparse_moe|mixer|feed_forward)\.gate\.", "feed_forward.router"),
+    (r"gate_up_proj", "gate_up"),
     (r"gate_proj", "feed_forward.gate"), (r"up_proj|c_fc|fc1|fc_in|dense_h_to_4h", "feed_forward.up"),
     (r"down_proj|mlp\.c_proj|fc2|fc_out|dense_4h_to_h", "feed_forward.down"),
 )

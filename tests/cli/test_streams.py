@@ -385,10 +385,11 @@ def test_help_and_errors_send_no_escapes(terminal: Any, args: tuple[str, ...]) -
     ("params", "./n\u00f6\u4e2d", "--json"),
 ], ids=lambda a: "-".join(a).encode("ascii", "replace").decode() if isinstance(a, tuple) else a)
 def test_a_narrow_code_page_never_crashes(run: Any, args: tuple[str, ...], encoding: str) -> None:
-    got = run(*args, env={"LANG": "C", "PYTHONIOENCODING": encoding}, decode=encoding)
+    got = run(*args, env={"LANG": "C", "PYTHONIOENCODING": encoding, "COLUMNS": "300"}, decode=encoding)
     assert got.code == (4 if "./n\u00f6\u4e2d" in args else 0)
     assert "UnicodeEncodeError" not in got.err
     assert len(got.out) + len(got.err) > 40
+    assert "\\u25" not in got.out, "lines drawn in characters that the stream lacks"
     if args[0] == "kv-cache" and "--ctx" in args:
         assert "1,073,741,824" in got.out
 
@@ -429,7 +430,7 @@ def assert_harmless(text: str) -> None:
 ])
 def test_hostile_names_are_escaped(cli: Any, folder: Any, args: tuple[str, ...], format: str) -> None:
     path = folder(HOSTILE, EVIL)
-    got = cli(args[0], path, *args[1:], "--format", format)
+    got = cli(args[0], path, *args[1:], "--format", format, env={"COLUMNS": "400"})
     assert got.code == 0
     assert_harmless(got.out)
     assert_harmless(got.err)
@@ -449,14 +450,17 @@ def test_hostile_names_are_escaped(cli: Any, folder: Any, args: tuple[str, ...],
         assert re.search(r"(?<!\\)[`\[]", text) is None
     else:
         assert "[bold red]" in got.out
+        if args in (("params",), ("params", "-v"), ("params", "gpt2")):
+            assert ("\u2500" in got.out) is (format == "table")
 
 
 def test_hostile_names_are_escaped_in_html(folder: Any) -> None:
     from llamactl import kv_cache, load, params
+    from llamactl.render import html
 
     loaded = load(str(folder(HOSTILE, EVIL + "<script>&\"'")))
-    for report in (params(loaded), kv_cache(loaded, 8192)):
-        text = report._repr_html_()
+    for text in (params(loaded)._repr_html_(), kv_cache(loaded, 8192)._repr_html_(),
+                 html("params", [params(loaded), params("gpt2")])):
         assert_harmless(text)
         assert "<b>*" not in text
         assert "<script>" not in text
