@@ -40,7 +40,7 @@ def load(ref: str | None = None, *, edits: Sequence[str] = (), offline: bool = F
     where a preset is bundled. Raises llamactl.errors.LlamactlError.
     """
     found = resolve(ref, offline=offline, hub=hub)
-    model = _describe(found)
+    model = describe(found)
     if edits:
         from llamactl.spec.edits import apply
 
@@ -49,7 +49,8 @@ def load(ref: str | None = None, *, edits: Sequence[str] = (), offline: bool = F
     return Loaded(model=model, source=found, edits=tuple(edits))
 
 
-def _describe(found: Resolved) -> Model:
+def describe(found: Resolved) -> Model:
+    """The Model that a resolved reference says. Raises InputRefused."""
     where = found.path or f"preset:{found.id}"
     if found.form == "hf":
         return arch.describe(found.config, where)

@@ -37,4 +37,5 @@ def make_golden() -> ModuleType:
 def content(make_golden: ModuleType) -> ModuleType:
     """tests/arch/content.py: what canonical tensors hold, judged by the transformers module at work."""
     load(TESTS / "arch" / "state_content.py")
+    load(TESTS / "arch" / "gemma_content.py")
     return load(TESTS / "arch" / "content.py")

@@ -57,7 +57,7 @@ def build(folder: Path) -> torch.nn.Module:
 def as_published(model: torch.nn.Module) -> None:
     """Let save_pretrained undo every conversion of a published file; by itself it leaves out those on a fresh model."""
     conversions = get_model_conversion_mapping(model, add_legacy=False)
-    if type(model).__name__.startswith("Qwen3_5"):  # published with stacked experts; text alone lacks the whole's prefix
+    if type(model).__name__.startswith("Qwen3_5"):  # published with stacked experts; text alone has no prefix
         alone = model.config.model_type.endswith("_text")
         model._weight_conversions = [c for c in conversions if alone and not isinstance(c, PrefixChange)]
         return

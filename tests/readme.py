@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ def console(*commands: str, lines: int | None = None) -> None:
 
 
 def run(command: str) -> str:
-    """The command's output, run offline in an empty folder beside a copy of the test model `my-model`."""
+    """The command's output, run offline in an empty folder beside the test model `my-model` and the tests' budgets."""
     words = shlex.split(command)
     assert words[0] == "llamactl"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMACTL_", "HF_", "COLUMNS", "FORCE_COLOR"))}
@@ -38,10 +39,16 @@ def run(command: str) -> str:
         (Path(tmp) / "my-model").mkdir()
         text = (ROOT / "tests/golden/llama/config.json").read_text(encoding="utf-8")
         (Path(tmp) / "my-model/config.json").write_text(text, encoding="utf-8")
+        shutil.copytree(ROOT / "tests/budgets", tmp, dirs_exist_ok=True)
         env["HF_HOME"] = str(Path(tmp) / "hf")
         done = subprocess.run([sys.executable, "-m", "llamactl", *words[1:]], stdout=subprocess.PIPE, text=True,
                               stderr=subprocess.STDOUT, cwd=tmp, env=env, check=False)
     return done.stdout
+
+
+def listing(file: str) -> None:
+    """Print a file below tests/ as a block of its own kind."""
+    print(f"```{Path(file).suffix[1:]}\n{(ROOT / 'tests' / file).read_text(encoding='utf-8')}```")
 
 
 def families() -> None:

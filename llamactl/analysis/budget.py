@@ -10,7 +10,7 @@ from llamactl.analysis.dtypes import weights
 from llamactl.analysis.kvcache import kv_cache
 from llamactl.analysis.limits import KEYS, Budget, Limit, Path, Value
 from llamactl.analysis.params import Active, ParamsReport, params
-from llamactl.errors import InputRefused, UsageError
+from llamactl.errors import InputRefused, NotAvailable, UsageError
 from llamactl.spec.model import Model
 
 # What analysis cannot judge by itself, because it reads files: (the limit, the actual value) of a Limit.
@@ -104,6 +104,9 @@ def judge(budget: Budget, model: Model, *, id: str | None = None, probes: Mappin
             line = f"line {limit.line}: " if limit.line else ""
             raise InputRefused(e.code, f"{line}{budget.reference} {limit.key}: {e.message}", path=budget.path,
                                help=e.help) from None
+        except NotAvailable as e:  # a device that nobody knows
+            e.path = e.path or budget.path
+            raise
         rows.append(row)
         notes.update(dict.fromkeys(said))
     return ModelCheck(id=id or model.model_type, reference=budget.reference, family=model.family,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from llamactl.analysis.dtypes import unknown_dtype, weights_dtype
 from llamactl.analysis.flops import flops
 from llamactl.analysis.kvcache import cost_of
-from llamactl.errors import UsageError
+from llamactl.errors import InputRefused, UsageError
 from llamactl.spec.dtype import DType, find_dtype
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.parts import MLP, Attention, Leaf, MoE
@@ -183,7 +183,10 @@ class _Roofline:
         self.decode_bound = self.prefill_bound = None
         if gpu.bandwidth is None:
             return
-        one = flops(model, ctx, phase="decode", batch=batch)
+        try:
+            one = flops(model, ctx, phase="decode", batch=batch)
+        except InputRefused:  # its operations are not counted, so no speed is claimed either
+            return
         scale = held / max(1, weights_dtype(model, None)[0].bytes(model.total()))
         cost, state = cost_of(model, k, tp)
         moved = one.weights_bytes_read * scale + cost(ctx, batch) + state * batch

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llamactl.analysis.dtypes import weights_dtype
-from llamactl.errors import UsageError
+from llamactl.errors import InputRefused, UsageError
 from llamactl.spec.latent import LatentAttention
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.parts import Attention, MoE
@@ -81,9 +81,13 @@ def pairs(tokens: int, window: int | None, chunked: bool, phase: str) -> int:
 
 
 def flops(model: Model, tokens: int, *, phase: str = "prefill", batch: int = 1, id: str | None = None) -> FlopsReport:
-    """Count `model` over `tokens` positions. Raises UsageError for an unknown phase."""
+    """Count `model` over `tokens` positions.
+
+    Raises UsageError for an unknown phase, InputRefused for a model with products that are not described.
+    """
     if phase not in PHASES:
         raise UsageError("phase", f"{phase!r} is neither prefill nor decode")
+    _judgeable(model, id)
     new = tokens if phase == "prefill" else 1
     square = tokens * tokens if phase == "prefill" else tokens
     latent = any(isinstance(layer.attn, LatentAttention) for layer in model.layers)
@@ -106,15 +110,25 @@ def flops(model: Model, tokens: int, *, phase: str = "prefill", batch: int = 1, 
         not_counted=("the recurrence of state-space layers",) if state else ())
 
 
+def _judgeable(model: Model, id: str | None) -> None:
+    """Refuse what has products that nothing here describes: sparse patterns, and one family's own parts."""
+    why = None
+    if model.extra or any(layer.extra for layer in model.layers):
+        why = "it has parts of its own beside attention and feed-forward"
+    elif any(isinstance(x.attn, Attention) and x.attn.sparse for x in model.layers):
+        why = "its attention is block-sparse"
+    elif any(isinstance(x.attn, LatentAttention) and x.attn.indexer for x in model.layers):
+        why = "an indexer chooses the tokens its attention reads"
+    if why:
+        raise InputRefused("flops-unsupported", f"operations are not counted for this model: {why}", path=id)
+
+
 def _count(model: Model, tokens: int, new: int, phase: str, way: str, square: int | None = None) -> Counter[str]:
     """Flops by part for one sequence. square: pairs to charge every layer with, instead of the causal ones."""
     out: Counter[str] = Counter()
     for layer, n in model.distinct_layers():
         for part, value in _layer(layer, tokens, new, phase, way, square).items():
             out[part] += n * value
-    for leaf in model.outer_leaves():
-        if leaf.role == "other" and len(leaf.shape) > 1 and leaf.path.endswith(".weight"):
-            out["other"] += 2 * new * leaf.elements
     out["output head"] = 2 * new * model.head.vocab * model.head.hidden
     return out
 

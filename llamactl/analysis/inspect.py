@@ -82,9 +82,10 @@ class OutputHead:
 class InspectReport:
     """What `llamactl inspect` says of one checkpoint; the lists are complete.
 
-    family, parameters.config, agrees and head are None without a description. agrees: every tensor of the config
-    stands there with its shape and no other does; None where that was not judged (not_judged says why). names: how
-    stored names were rewritten to the model's, None for as they are. clean: nothing contradicts anything (--strict).
+    family, parameters.config, agrees and head are None without a description. compared: by name, or by block (GGUF).
+    agrees: every tensor of the config stands there with its shape and no other does; None where that was not judged
+    (not_judged says why). names: how stored names were rewritten to the model's, None for as they are. clean: nothing
+    contradicts anything (what --strict asks).
     """
 
     id: str
@@ -98,6 +99,7 @@ class InspectReport:
     weights_bytes: int
     dtypes: tuple[DtypeGroup, ...]
     parameters: Parameters
+    compared: str | None
     agrees: bool | None
     not_judged: str | None
     missing: tuple[str, ...]
@@ -155,7 +157,7 @@ def inspect(found: Inventory, *, id: str, model: Model | None = None, rules: Seq
     dtype = model.dtype if model and rules is not None else None
     said = [*notes, *found.notes, *_named("weights-missing", "missing", missing),
             *_named("weights-unexpected", "not part of this model", [w.stored for w in left]),
-            *_named("weights-shape", "shaped otherwise", [_shaped(r) for r in m.reshaped]),
+            *_named("weights-shape", "shaped otherwise", [shaped(r) for r in m.reshaped]),
             *_head_notes(model, twin, head, missing), *unread_notes(unread),
             *quantization_notes(found.quantization, kinds, unread)]
     if dtype and stored_dtype and dtype != stored_dtype and not kinds and not unread:
@@ -166,7 +168,8 @@ def inspect(found: Inventory, *, id: str, model: Model | None = None, rules: Seq
         elements=sum(t.elements for t in found.tensors.values()),
         weights_bytes=sum(t.nbytes for t in found.tensors.values()), dtypes=_dtypes(found),
         parameters=Parameters(config=total, files=held, agree=None if None in (total, held) else total == held),
-        agrees=agrees, not_judged=next(iter(unread_lines(unread)), None), missing=tuple(missing),
+        compared=None if model is None else "block" if rules is None else "name", agrees=agrees,
+        not_judged=next(iter(unread_lines(unread)), None), missing=tuple(missing),
         unexpected=tuple(w.stored for w in left), reshaped=m.reshaped, names=m.rule,
         head=OutputHead(name=head or "", stored=head in at or twin is not None, tied=model.tied,
                         tied_why=model.tied_why) if model and head else None,
@@ -264,7 +267,8 @@ def _head_notes(model: Model | None, twin: StoredWeight | None, head: str | None
     return []
 
 
-def _shaped(r: Reshaped) -> str:
+def shaped(r: Reshaped) -> str:
+    """`NAME: [102, 64] stored, [101, 64] by the config`."""
     stored = "another number of elements" if r.stored is None else str(list(r.stored))
     return f"{r.name}: {stored} stored, {list(r.config)} by the config"
 

@@ -42,8 +42,8 @@ _SAMPLE = 200
 class StoredWeight(Protocol):
     """One weight that a file holds (checkpoint.logical.LogicalWeight is one).
 
-    shape: None where only the number of elements is known. stored: the name of the tensor that holds it. container: the packing, None for a plain tensor. turned: the shape is
-    (out, in) even where this layout stores (in, out).
+    shape: None where only the number of elements is known. stored: the name of the tensor that holds it. container: the
+    packing, None for a plain tensor. turned: the shape is (out, in) even where this layout stores (in, out).
     """
 
     @property

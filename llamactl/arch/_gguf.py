@@ -26,7 +26,8 @@ from llamactl.spec.parts import Attention
 _HOW = {"torch_dtype": "llama.cpp's default for the cache", **dict.fromkeys(
     ("tie_word_embeddings", "vocab_size", "attention_bias", "mlp_bias"), "the file's tensors")}
 _BLOCK = re.compile(r"blk\.(\d{1,5})\.")
-_BESIDE = {
+# Tensors that are no weights of a description: kind -> why.
+BESIDE = {
     "rope_freqs.weight": "frequency factors of a stretched RoPE, not read",
     "rope_factors_long.weight": "frequency factors of a stretched RoPE, not read",
     "rope_factors_short.weight": "frequency factors of a stretched RoPE, not read",
@@ -180,7 +181,7 @@ def _beside(meta: Metadata, model: Model) -> tuple[set[str], Model]:
         elements[copy.name, "a copy of the tied token embedding"] = copy.elements
     for name, t in meta.tensors.items():
         kind = _BLOCK.sub("", name)
-        why = _BESIDE.get(kind)
+        why = BESIDE.get(kind)
         if kind.endswith((".scale", ".input_scale")):
             kind, why = "scales", "scales of quantised tensors"
         if why:

@@ -33,8 +33,8 @@ FIXED = {"rmsnorm": True, "post_layer_norm": True, "apply_residual_connection_po
 def describe(cfg: Config) -> Model:
     hidden, n = b.shape(cfg)
     if "position_encoding_2d" in cfg.data or "inner_hidden_size" in cfg.data:
-        raise cfg.refuse("config-unsupported", "this is the first ChatGLM-6B (two-dimensional positions, GELU), another "
-                         "architecture under the same type")
+        raise cfg.refuse("config-unsupported", "this is the first ChatGLM-6B (two-dimensional positions, GELU), which "
+                         "is another architecture under the same type")
     for key, known in FIXED.items():
         cfg.expect(key, allowed=(known,), default=known)
     cfg.expect("multi_query_attention", allowed=(True,))
@@ -64,6 +64,6 @@ def rotation(cfg: Config, dim: int, length: int) -> Rope:
         raise cfg.refuse("config-rope", f"half of {dim} dimensions rotate: that must be an even number")
     ratio: float = cfg.number("rope_ratio", default=1.0, lo=1e-6)
     if ratio != 1 and length in (2048 * ratio, 8192 * ratio):
-        raise cfg.refuse("config-rope", f"rope_ratio {ratio:g} of {length:,} positions may divide positions or multiply "
-                         "the base")
+        raise cfg.refuse("config-rope", f"rope_ratio {ratio:g} of {length:,} positions may divide the positions or "
+                         "multiply the base")
     return Rope(dim=dim // 2, theta=10000.0 * ratio, pairs="adjacent")

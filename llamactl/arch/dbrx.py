@@ -37,7 +37,8 @@ def describe(cfg: Config) -> Model:
     attn = Attention(hidden=hidden, n_heads=heads, n_kv_heads=kv, head_dim=dim, rope=rotation(cfg, inner, dim),
                      clip=inner.number("clip_qkv", default=None, lo=1e-6))
     act = experts.section("ffn_act_fn") or Config({}, cfg.path, prefix=f"{experts.prefix}ffn_act_fn.", parent=experts)
-    expert = MLP(hidden=hidden, ffn=experts.integer("ffn_hidden_size"), activation=act.activation("name", default="silu"))
+    wide = experts.integer("ffn_hidden_size")
+    expert = MLP(hidden=hidden, ffn=wide, activation=act.activation("name", default="silu"))
     norm = Norm(dim=hidden, eps=1e-5, kind="layer")
     length = cfg.integer("max_seq_len", "max_position_embeddings", hi=POSITIONS)
     return b.decoder(cfg, "dbrx", (b.pre_norm(attn, b.moe(experts, expert, "moe_num_experts"), norm),) * n, norm=norm,

@@ -26,6 +26,10 @@ HF = (
     rule(f"{H}mlp.c_proj.weight", f"{L}mlp.down.weight", ops=(Transposed(),)),
     rule(f"{H}mlp.c_proj.bias", f"{L}mlp.down.bias"),
 )
+IGNORED = (
+    (f"{H}attn.bias", "the causal mask as a buffer, computed from n_positions"),
+    (f"{H}attn.masked_bias", "the value of a masked position, a constant"),
+)
 
 
 def describe(cfg: Config) -> Model:

@@ -21,6 +21,11 @@ HF = (
     *(rule(f"{H}attention.query_key_value.{p}", *(f"{L}attn.{x}.{p}" for x in "qkv"),
            ops=(Fused(order="per_group"),), groups="heads") for p in ("weight", "bias")),
 )
+IGNORED = (
+    (f"{H}attention.bias", "the causal mask as a buffer, computed from max_position_embeddings"),
+    (f"{H}attention.masked_bias", "the value of a masked position, a constant"),
+    (f"{H}attention.rotary_emb.inv_freq", "inverse frequencies of the RoPE, from its base"),
+)
 
 
 def describe(cfg: Config) -> Model:

@@ -46,7 +46,7 @@ def adjusted(cfg: Config, width: int) -> int:
     multiplier = cfg.number("block_ffn_dim_multiplier", default=1.0, lo=1e-3, hi=64)
     if "block_ffn_dim_multiplier" in cfg.data and cfg.data["block_ffn_dim_multiplier"] is None:
         return width  # null also turns the rounding off
-    multiple = cfg.integer("block_multiple_of", default=256)
+    multiple: int = cfg.integer("block_multiple_of", default=256)
     return -(-int(multiplier * width) // multiple) * multiple
 
 

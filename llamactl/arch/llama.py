@@ -11,6 +11,7 @@ from llamactl.spec.ropeconfig import read_context, read_rope
 MODEL_TYPES = ("llama",)
 GGUF = ("llama",)
 HF = LLAMA
+IGNORED = (("model.layers.{i}.self_attn.rotary_emb.inv_freq", "inverse frequencies of the RoPE, from its base"),)
 
 
 def describe(cfg: Config) -> Model:

@@ -25,8 +25,8 @@ FIXED_ATTENTION = {"attn_type": ("multihead_attention",), "qk_ln": (False,), "pr
 
 def describe(cfg: Config) -> Model:
     hidden, n = b.shape(cfg)
-    for key, allowed in FIXED.items():
-        cfg.expect(key, allowed=allowed, default=allowed[0])
+    for key, known in FIXED.items():
+        cfg.expect(key, allowed=known, default=known[0])
     cfg.expect("logit_scale", allowed=(None,), default=None)
     inner = cfg.section("attn_config")
     if inner is None:

@@ -22,8 +22,8 @@ HF = (
     *blocks({f"attn.{x}": f"{x}_proj" for x in "qkvo"}, FEED_FORWARD, {"mlp.router": "gate"}, prefix=M),
     rule(f"{M}gate.e_score_correction_bias", "layers.{i}.mlp.router.correction_bias"),
 )
-WORDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe", "linear_attention": "mamba",
-         "full_attention": "attention", **{x: x for x in ("mamba", "attention", "mlp", "moe")}}
+WORDS = {"M": "state", "*": "attention", "-": "dense", "E": "sparse", "mamba": "state", "linear_attention": "state",
+         "attention": "attention", "full_attention": "attention", "mlp": "dense", "moe": "sparse"}
 
 
 def describe(cfg: Config) -> Model:
@@ -36,12 +36,12 @@ def describe(cfg: Config) -> Model:
         head_dim = cfg.integer("head_dim", "attention_head_dim")
         of["attention"] = Layer(attn=b.attention(cfg, hidden, head_dim=head_dim, kv_default="refuse"), mlp=None,
                                 attn_norm=norm)
-    if "mamba" in kinds:
-        of["mamba"] = Layer(attn=None, mlp=None, state=mamba2(cfg, hidden, norm.eps), attn_norm=norm)
-    if "mlp" in kinds:
-        of["mlp"] = Layer(attn=None, mlp=relu2(cfg, hidden, "intermediate_size"), mlp_norm=norm)
-    if "moe" in kinds:
-        of["moe"] = Layer(attn=None, mlp=experts(cfg, hidden), mlp_norm=norm)
+    if "state" in kinds:
+        of["state"] = Layer(attn=None, mlp=None, state=mamba2(cfg, hidden, norm.eps), attn_norm=norm)
+    if "dense" in kinds:
+        of["dense"] = Layer(attn=None, mlp=relu2(cfg, hidden, "intermediate_size"), mlp_norm=norm)
+    if "sparse" in kinds:
+        of["sparse"] = Layer(attn=None, mlp=experts(cfg, hidden), mlp_norm=norm)
     drafts = cfg.integer("num_nextn_predict_layers", lo=0, hi=LAYERS, default=0)
     left_out = NotCounted(what="multi-token-prediction layers", params=None,
                           why=f"{drafts} stored after the decoder, used for drafting only")

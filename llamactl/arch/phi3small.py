@@ -1,4 +1,4 @@
-"""Phi-3-small: LayerNorm, biases, GEGELU, muP scales, block-sparse attention on every other layer (arXiv:2404.14219)."""
+"""Phi-3-small: LayerNorm, biases, GEGELU, muP scales, every other layer block-sparse (arXiv:2404.14219)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def width(cfg: Config, hidden: int) -> int:
     given = cfg.integer("ff_intermediate_size", default=None)
     times = cfg.integer("ff_dim_multiplier", hi=COUNT, default=None)
     if (given is None) == (times is None):
-        raise cfg.refuse("config-missing", "one of ff_intermediate_size and ff_dim_multiplier gives the width, not both")
+        raise cfg.refuse("config-missing", "the width is ff_intermediate_size or ff_dim_multiplier, one of the two")
     if given is not None:
         return int(given)
     wide: int = times * (hidden // 3) * 2

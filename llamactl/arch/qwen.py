@@ -24,8 +24,8 @@ def describe(cfg: Config) -> Model:
     hidden, n = b.shape(cfg)
     heads, dim = cfg.integer("num_attention_heads", hi=COUNT), cfg.integer("kv_channels")
     if heads * dim != hidden:
-        raise cfg.refuse("config-heads", f"{heads} heads of {dim} are not the hidden size {hidden:,}, by which q, k and "
-                         "v are cut apart")
+        raise cfg.refuse("config-heads", f"{heads} heads of {dim} are not the hidden size {hidden:,}, by which q, k "
+                         "and v are cut apart")
     both = cfg.integer("intermediate_size")
     if both % 2:
         raise cfg.refuse("config-range", f"intermediate_size is {both:,}, which gate and up cannot share evenly")

@@ -28,6 +28,8 @@ COMMANDS = {
     "rope": ("llamactl.cli.rope", "Read the rotary positions: every pair's frequency, wavelength and turns, before and "
              "after stretching."),
     "check": ("llamactl.cli.check", "Hold models to a budget: exact, max and min values of what they are and cost."),
+    "inspect": ("llamactl.cli.inspect", "Read what a checkpoint really holds, by header alone, against what its config "
+                "says."),
     "presets": ("llamactl.cli.presets", "List the bundled models, or show one."),
     "schema": ("llamactl.cli.schema", "Print the JSON Schema of a command's --json output."),
     "doctor": ("llamactl.cli.doctor", "Look at this installation: what works, what is missing; no network, no token "

@@ -12,6 +12,7 @@ from typing import Any
 from llamactl.analysis.budget import CheckReport, Probe
 from llamactl.analysis.limits import Budget, Limit, Path, Value, near, read_budget
 from llamactl.api import Loaded
+from llamactl.cli.options import Access
 from llamactl.errors import OutputError, UsageError
 from llamactl.source.budget import BudgetFile
 from llamactl.source.budgetwrite import rewrite
@@ -30,11 +31,13 @@ def chosen(file: BudgetFile, model: str | None) -> list[Budget]:
     return [every[model]]
 
 
-def probes(loaded: Loaded) -> dict[str, Probe]:
+def probes(loaded: Loaded, reach: Access) -> dict[str, Probe]:
     """How to judge `fit` and `inspect`, as far as this llamactl has them."""
     found: dict[str, Probe] = {}
     if find_spec("llamactl.analysis.fit") and find_spec("llamactl.source.gpus"):
         found["fit"] = lambda limit: _fit(loaded, limit)
+    if find_spec("llamactl.analysis.inspect") and find_spec("llamactl.cli.checkpoint"):
+        found["inspect"] = lambda limit: ("clean", _inspect(loaded, reach))
     return found
 
 
@@ -46,6 +49,20 @@ def _fit(loaded: Loaded, limit: Limit) -> tuple[Value, Value]:
         loaded.model, gpu, devices, o["ctx"], batch=o["batch"], weights=o["weights_dtype"], kv=o["kv_dtype"],
         tp=o["tp"], id=loaded.id)
     return int(r.memory_bytes), int(r.total_bytes)
+
+
+def _inspect(loaded: Loaded, reach: Access) -> str:
+    """`clean`, or what is not; of a Hub model by the headers of its files."""
+    source = loaded.source
+    remote = source.source == "hub"
+    revision = f"@{source.revision}" if source.revision else ""
+    ref = f"{source.id}{revision}" if remote else source.folder or source.path or source.id
+    r: Any = import_module("llamactl.cli.checkpoint").open_checkpoint(ref, reach, remote=remote).report
+    if r.clean:
+        return "clean"
+    wrong = [f"{len(x):,} {what}" for x, what in ((r.missing, "missing"), (r.unexpected, "unexpected"),
+                                                 (r.reshaped, "shaped otherwise")) if x]
+    return ", ".join(wrong or ([r.not_judged] if r.not_judged else dict.fromkeys(code for code, _ in r.notes)))
 
 
 def write(file: BudgetFile, changes: Mapping[Path, Value]) -> None:

@@ -37,7 +37,7 @@ def check(
     file = read(budget)
     asked = budgets.chosen(file, model)
     loaded = [load(located(b.reference, file.path, hub=reach.hub), offline=reach.offline, hub=reach.hub) for b in asked]
-    checks = [judge(b, x.model, id=x.id, probes=budgets.probes(x)) for b, x in zip(asked, loaded, strict=True)]
+    checks = [judge(b, x.model, id=x.id, probes=budgets.probes(x, reach)) for b, x in zip(asked, loaded, strict=True)]
     if update:
         pairs = list(zip(asked, checks, strict=True))
         budgets.write(file, {(b.reference, *at): v for b, c in pairs for at, v in updates(b, c).items()})

@@ -156,9 +156,9 @@ def size(text: str, option: str) -> int:
     if not match or (match[3] and not match[2]):
         raise UsageError("usage", f"{option} {text!r} is not a size", help="write 80GB, 74.5GiB or a number of bytes")
     power = "kmgt".index(match[2].lower()) + 1 if match[2] else 0
-    scale = 1024**power if match[3] else 1000**power
+    scale: int = (1024 if match[3] else 1000) ** power
     whole, _, part = match[1].partition(".")
-    return (int(whole + part) * scale) // 10 ** len(part)
+    return int(whole + part) * scale // int("1" + "0" * len(part))
 
 
 def token_list(values: list[str], option: str = "--ctx") -> list[int]:

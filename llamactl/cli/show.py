@@ -36,7 +36,7 @@ def show(command: str, loaded: Sequence[Loaded], reports: Sequence[Any], inputs:
     from llamactl.render import document, render
 
     if out.verbose:
-        view["reads"] = [x.model.reads for x in loaded]
+        view["reads"] = [x.model.reads if x.model else () for x in loaded]  # inspect may have no model
     view["sources"] = [f"source: {x.source.source}" + "".join(f", {e}" for e in x.edits) for x in loaded]
     if command in ("kv-cache", "rope"):
         view["chart"] = out.format == "table"

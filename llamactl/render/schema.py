@@ -12,6 +12,7 @@ from llamactl.analysis.budget import CheckReport
 from llamactl.analysis.compare import Card, CompareReport, EvolveReport
 from llamactl.analysis.fit import FitReport
 from llamactl.analysis.flops import FlopsReport
+from llamactl.analysis.inspect import InspectReport
 from llamactl.analysis.kvcache import KvCacheReport
 from llamactl.analysis.params import ATTENTION, FEED_FORWARD, ParamsReport
 from llamactl.analysis.rope import RopeReport
@@ -149,6 +150,7 @@ SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "evolve": _evolve,
     "rope": lambda: _models(_report(RopeReport)),
     "check": _check,
+    "inspect": lambda: _models(_report(InspectReport)),
     "presets": _presets,
     "doctor": _doctor,
     "version": _version,

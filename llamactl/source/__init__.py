@@ -108,7 +108,7 @@ def _magic(path: str) -> bytes:
 
 
 def _config_file(path: str) -> Resolved:
-    data = read_json(path)
+    data = read_json(path, finite=False)
     meta = isinstance(data, dict) and "model_type" not in data and "dim" in data and "n_layers" in data
     return Resolved(source="local", id=_name(path), path=path, form="meta" if meta else "hf", config=data,
                     folder=os.path.dirname(path) or ".")
@@ -172,4 +172,4 @@ def _hub(ref: str, *, offline: bool) -> Resolved:
         raise
     notes = (("hub-cached", file.note),) if file.note else ()
     return Resolved(source="hub", id=repo, path=file.path, revision=file.commit or revision or None,
-                    config=read_json(file.path), notes=notes)
+                    config=read_json(file.path, finite=False), notes=notes)

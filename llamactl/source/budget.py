@@ -106,7 +106,8 @@ def _toml(text: str, path: str) -> tuple[dict[str, Any], Spans]:
     except RecursionError:
         raise deep from None
     except ValueError as e:
-        raise InputRefused("budget-syntax", f"not TOML: {e}", path=path) from None
+        said = str(e).replace("at end of document", f"at line {text.count(chr(10)) + 1}, the end of the file")
+        raise InputRefused("budget-syntax", f"not TOML: {said}", path=path) from None
     if too_deep(data):
         raise deep
     return data, toml_spans(text)

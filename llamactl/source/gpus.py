@@ -57,7 +57,7 @@ def find(text: str) -> tuple[Gpu, int]:
 def local() -> tuple[Gpu, int]:
     """The NVIDIA GPUs of this machine, which must be alike; their published rates where the name is known."""
     try:
-        import pynvml
+        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         raise NotAvailable("extra-missing", "reading the local GPUs needs nvidia-ml-py",
                            help="pip install 'llamactl[gpu]', or name a GPU") from None

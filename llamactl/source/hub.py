@@ -28,7 +28,7 @@ DOWNLOAD_S = 30.0  # huggingface_hub would resume, and sit out a rate limit, for
 MAX_REDIRECTS = 5  # a renamed repository takes one
 
 _FALL_BACK = ("hub-unreachable", "hub-server-error", "hub-rate-limited")
-_LOCK = threading.Lock()  # `_quiet` puts back what it found, so two of them must not overlap
+LOCK = threading.Lock()  # `quiet` puts back what it found, so two of them must not overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def fetch(repo_id: str, revision: str | None, filename: str = "config.json", *, 
     Raises NotAvailable (codes hub-*), InputRefused (json-too-large).
     """
     try:
-        with _LOCK, warnings.catch_warnings():
+        with LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _fetch(repo_id, revision, filename, offline)
     except LlamactlError:
@@ -86,7 +86,7 @@ def _fetch(repo_id: str, revision: str | None, filename: str, offline: bool) -> 
     timeout = float(constants.HF_HUB_ETAG_TIMEOUT) if set_by_user else HTTP_S
     url = hf_hub_url(repo_id, filename, revision=revision)
     try:
-        with _quiet():
+        with quiet():
             commit, size = _within(timeout + SLACK_S, lambda: _head(url, timeout, ask))
             if have is not None and have.commit == commit:
                 return have
@@ -124,7 +124,7 @@ def _hub_file(path: str, filename: str) -> HubFile:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without huggingface_hub's log warnings, progress bars and telemetry; on leaving, all is as it was.
 
     Telemetry goes because its user agent first asks the Hub for a list of coding agents, which is a second request.
@@ -223,7 +223,6 @@ class HubSettings(NamedTuple):
 
 def settings() -> HubSettings:
     """huggingface_hub's own view of its cache, token, mode and endpoint; no request is made."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_token
+    from huggingface_hub import constants, get_token
 
     return HubSettings(constants.HF_HUB_CACHE, bool(get_token()), constants.HF_HUB_OFFLINE, constants.ENDPOINT)

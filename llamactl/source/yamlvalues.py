@@ -68,7 +68,7 @@ class _Reader:
         event = self.loader.get_event()
         if isinstance(event, self.yaml.AliasEvent) or event.anchor is not None:
             raise self._refuse(event, "budget-anchor", "anchors and aliases are not read here", "write the value out")
-        if event.tag not in (None, "!"):
+        if event.tag is not None:
             raise self._refuse(event, "budget-tag", f"the tag {event.tag!r} is not read here", "write a plain value")
         if isinstance(event, self.yaml.ScalarEvent):
             if event.style in (None, "'", '"'):

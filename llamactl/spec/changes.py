@@ -182,6 +182,8 @@ def set_biases(model: Model, on: bool) -> Model:
 def set_hidden(model: Model, n: int) -> Model:
     """Width of the stream; heads keep their head_dim and feed-forwards their width."""
     old = model.hidden
+    if model.extra:
+        raise impossible("hidden cannot be changed here: this model has tensors of a width of their own")
 
     def norm(x: Norm | None) -> Norm | None:
         return replace(x, dim=n) if x is not None and x.dim == old else x

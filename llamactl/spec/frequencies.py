@@ -15,8 +15,8 @@ Frequencies = tuple[float, ...]
 
 
 def plain(rope: Rope) -> Frequencies:
-    """theta^(-2j/dim), j = 0 .. dim/2 - 1: what the model was first trained with."""
-    return tuple(rope.theta ** (-2 * j / rope.dim) for j in range(rope.dim // 2))
+    """theta^(-2j/dim), j = 0 .. dim/2 - 1 (-2j/span where pairs stand still): what the model was first trained with."""
+    return tuple(rope.theta ** (-2 * j / (rope.span or rope.dim)) for j in range(rope.dim // 2))
 
 
 def ntk_theta(theta: float, dim: int, factor: float) -> float:

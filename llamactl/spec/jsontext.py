@@ -50,13 +50,17 @@ def _unreadable(path: str, e: Exception) -> InputRefused:
     return InputRefused(code, f"cannot be read: {reason}", path=path)
 
 
-def read_json(path: str) -> Any:
+def read_json(path: str, *, finite: bool = True) -> Any:
     """Parse the JSON file at `path`; see `parse_json`."""
-    return parse_json(read_bytes(path), path)
+    return parse_json(read_bytes(path), path, finite=finite)
 
 
-def parse_json(data: bytes, path: str) -> Any:
-    """Parse untrusted JSON bytes; `path` names the file in errors. Raises InputRefused, never anything else."""
+def parse_json(data: bytes, path: str, *, finite: bool = True) -> Any:
+    """Parse untrusted JSON bytes; `path` names the file in errors. Raises InputRefused, never anything else.
+
+    finite=False lets NaN and Infinity through as floats, for a reader that checks every value it uses: published
+    configs hold them under keys that nobody counts with (Mamba's time_step_limit).
+    """
     import json  # here, because a bundled preset needs none
 
     if not data or data.isspace():
@@ -80,7 +84,9 @@ def parse_json(data: bytes, path: str) -> Any:
             raise InputRefused("json-duplicate", f"the key {twice!r} stands twice in one object", path=path)
         return out
 
-    def constant(_: str) -> Never:
+    def constant(word: str) -> float:
+        if not finite:
+            return float(word)
         raise InputRefused("config-type", "holds a number that is not finite, which JSON does not have", path=path)
 
     def integer(digits: str) -> int | float:

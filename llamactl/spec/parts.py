@@ -128,8 +128,9 @@ class Attention:
     q_norm / k_norm: on each head's row (dim = head_dim) or the whole projection (dim = heads x head_dim).
     norm_after_rope: they act on what is rotated already (Hunyuan).
     scale: factor on q.k, None for head_dim^-0.5. sinks: one learned logit per head (gpt-oss).
-    shares_kv: reads another layer's K and V and keeps none. gated: a sigmoid gate on the output, as wide as q.
+    shares_kv: reads another layer's K and V, so it has no such matrices and keeps nothing. gated: a sigmoid gate on the output, as wide as q.
     cross: K and V come from pictures (Llama 3.2 Vision), so nothing is kept for a token of text.
+    v_norm: on each head's row of V (Gemma 3n and 4, where it has no weight).
     v_from_k: V is K before its norm and rotation; there is no v matrix (Gemma 4), but both are cached.
     sparse: the pattern of a block-sparse layer (Phi-3-small).
     """
@@ -157,22 +158,25 @@ class Attention:
     norm_after_rope: bool = False
     sparse: BlockSparse | None = None
     cross: bool = False
+    v_norm: Norm | None = None
 
     @lru_cache  # noqa: B019  parts are values: few, small and alive as long as the process
     def leaves(self) -> Leaves:
         q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         out = [
             *linear("q", q, self.hidden, "attention.q", self.qkv_bias),
-            *linear("k", kv, self.hidden, "attention.k", self.qkv_bias),
-            *(() if self.v_from_k else linear("v", kv, self.hidden, "attention.v", self.qkv_bias)),
+            *(() if self.shares_kv else linear("k", kv, self.hidden, "attention.k", self.qkv_bias)),
+            *(() if self.shares_kv or self.v_from_k else linear("v", kv, self.hidden, "attention.v", self.qkv_bias)),
             *linear("o", self.hidden, q, "attention.o", self.o_bias),
         ]
         if self.gated:
             out += linear("gate", q, self.hidden, "attention.q", self.qkv_bias)
         if self.q_norm:
             out += self.q_norm.leaves("q_norm")
-        if self.k_norm:
+        if self.k_norm and not self.shares_kv:
             out += self.k_norm.leaves("k_norm")
+        if self.v_norm and not self.shares_kv:
+            out += self.v_norm.leaves("v_norm")
         if self.sinks:
             out.append(Leaf("sinks", (self.n_heads,), "attention.other"))
         return tuple(out)

@@ -35,9 +35,12 @@ class Rope:
     """Rotation of the first `dim` of each head's dimensions: theta_j = theta^(-2j/dim), j = 0 .. dim/2 - 1.
 
     pairs: "half" turns (j, j + dim/2) as HF files do, "adjacent" turns (2j, 2j + 1) as Meta's original files do.
+    span: the first pairs of this many dimensions turn, the others stand still: theta^(-2j/span) for (j, j + span/2)
+    (Gemma 4's "proportional"); None for dim.
     """
 
     dim: int
     theta: float
     scaling: RopeScaling | None = None
     pairs: str = "half"
+    span: int | None = None

@@ -40,6 +40,7 @@ from llamactl.spec.parts import MLP, Attention, MoE, Norm
 
 make_golden: Any = sys.modules["llamactl_tests_make_golden"]
 state_content: Any = sys.modules["llamactl_tests_state_content"]
+gemma_content: Any = sys.modules["llamactl_tests_gemma_content"]
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = json.loads((Path(__file__).parent / "variants.json").read_text())
 
@@ -121,6 +122,8 @@ def watch(hf: nn.Module) -> Seen:
     for i, layer in enumerate(layers):
         for mlp in children(layer, MLP_CLASS):
             watch_experts(mlp, seen[f"layers.{i}"])
+        if gemma_content.is_gemma(layer):
+            gemma_content.watch_experts(layer, seen[f"layers.{i}"])
         for mixer in children(layer, state_content.MIXER_CLASS):
             state_content.watch_state(mixer, seen[f"layers.{i}"])
     return {k: dict(v) for k, v in seen.items()}
@@ -173,6 +176,12 @@ def hooked(module: nn.Module, into: dict[str, Any], before: str, after: str) -> 
             handle.remove()
 
 
+def kept_by(m: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint keeps of `m` itself, not of the modules in it: its parameters and saved buffers."""
+    saved = {n: b for n, b in m.named_buffers(recurse=False) if n not in m._non_persistent_buffers_set}
+    return {**dict(m.named_parameters(recurse=False)), **saved}
+
+
 @contextmanager
 def called(module: nn.Module, into: list[Call]) -> Iterator[None]:
     """Note every call of the modules with parameters of their own inside `module`, in the order they are finished."""
@@ -181,7 +190,7 @@ def called(module: nn.Module, into: list[Call]) -> Iterator[None]:
         out = out if isinstance(out, Tensor) else out[0]
         into.append((m, tuple(a.clone() if isinstance(a, Tensor) else a for a in args), kwargs, out.clone()))
 
-    inside = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
+    inside = [m for m in module.modules() if kept_by(m)]
     handles = [m.register_forward_hook(hook, with_kwargs=True) for m in inside]
     try:
         yield
@@ -209,6 +218,8 @@ def watch_layer(layer: nn.Module, s: dict[str, Any]) -> Iterator[None]:
             stack.enter_context(hooked(bare[1], s, "_", "mlp_out"))
         for attn in children(layer, "Attention"):
             stack.enter_context(watch_attention(attn, s))
+        if gemma_content.is_gemma(layer):
+            stack.enter_context(gemma_content.watch(sys.modules[__name__], layer, s))
         yield
 
 
@@ -351,6 +362,9 @@ def watch_picture(hf: nn.Module, seen: Seen) -> None:
         pixels, more = pixels.reshape(-1)[:588].view(4, 3, 7, 7), {"image_grid_thw": torch.tensor([[1, 2, 2]])}
     elif "image_grid_thw" in asked:  # Qwen cuts 2 frames of 14 x 14 pixels into 2 x 2 patches
         pixels, more = pixels.reshape(-1)[:1176].view(4, 294), {"image_grid_thw": torch.tensor([[1, 2, 2]])}
+    elif "image_position_ids" in asked:
+        grid = torch.cartesian_prod(torch.arange(4), torch.arange(4))[None]
+        pixels, more = pixels.reshape(1, 16, 147), {"image_position_ids": grid}
     elif "image_sizes" in asked:
         more = {"image_sizes": torch.tensor([[28, 28]])}
     with ExitStack() as stack:
@@ -362,7 +376,7 @@ def watch_picture(hf: nn.Module, seen: Seen) -> None:
         else:  # Llama 3.2 Vision: one picture of two tiles, under the last aspect ratio
             out = hf.model.vision_model(pixels.expand(1, 1, 2, 3, 28, 28), torch.tensor([[3]]), torch.ones(1, 1, 2))
             hf.model.multi_modal_projector(out.last_hidden_state)
-    last = {id(m) for m in hf.model.children() if isinstance(m, nn.Linear)} | {id(x) for m in hf.modules() if re.search(r"(Projector|Projection|Merger)$", type(m).__name__) for x in m.modules()}
+    last = {id(m) for m in hf.model.children() if isinstance(m, nn.Linear)} | {id(x) for m in hf.modules() if re.search(r"(Projector|Projection|Merger|MultimodalEmbedder)$", type(m).__name__) for x in m.modules()}
     calls = fused_calls(hf, calls)
     seen["sections"] |= {"vision": [c for c in calls if id(c[0]) not in last],
                          "projector": [c for c in calls if id(c[0]) in last]}
@@ -428,6 +442,10 @@ def normed(norm: Norm | None, t: Canonical, at: str, x: Tensor) -> Tensor:
 
 def layer_claims(layer: Layer, at: str, t: Canonical, s: dict[str, Any]) -> Iterator[Claim]:
     """One block, each branch from the input that transformers gave it."""
+    lib = sys.modules[__name__]
+    if "calls" in s:
+        yield from gemma_content.altup_claims(lib, layer, at, t, s)
+        return
     x, a, m = s["in"], s.get("attn_out"), s.get("mlp_out")
     if a is not None:
         yield "attn_norm", normed(layer.attn_norm, t, f"{at}.attn_norm", x), s["attn_in"]
@@ -459,18 +477,25 @@ def layer_claims(layer: Layer, at: str, t: Canonical, s: dict[str, Any]) -> Iter
     else:
         fed = normed(layer.mlp_norm, t, f"{at}.mlp_norm", stream)
     yield "mlp_norm", fed, s["mlp_in"]
-    if isinstance(layer.mlp, MoE):
+    if isinstance(layer.mlp, MoE) and "experts_in" in s:
+        yield from gemma_content.moe_claims(lib, layer.mlp, f"{at}.mlp", t, s, stream)
+    elif isinstance(layer.mlp, MoE):
         yield from moe_claims(layer.mlp, f"{at}.mlp", t, s)
     else:
         yield "mlp", feed_forward(layer.mlp, f"{at}.mlp", t, s["mlp_in"]), m
+    if "per_layer" in s:
+        out = added(stream, layer.mlp_post_norm, "mlp", gemma_content.mixed(lib, layer, at, t, s))
+        yield "out", gemma_content.tail(lib, layer, at, t, s, out), s["out"]
+        return
     yield "out", added(stream, layer.mlp_post_norm, "mlp", m), s["out"]
 
 
 def attention_claims(attn: Attention, at: str, t: Canonical, s: dict[str, Any]) -> Iterator[Claim]:
     x, still = s["attn_in"], s["still"]
     for one, heads, norm in (("q", attn.n_heads, attn.q_norm), ("k", attn.n_kv_heads, attn.k_norm),
-                             ("v", attn.n_kv_heads, None)):
-        ours = linear(t, f"{at}.{one}", s["states"] if attn.cross and one in "kv" else x, attn.qkv_bias)
+                             ("v", attn.n_kv_heads, attn.v_norm))[:1 if attn.shares_kv else 3]:
+        made_by = "k" if one == "v" and attn.v_from_k else one
+        ours = linear(t, f"{at}.{made_by}", s["states"] if attn.cross and one in "kv" else x, attn.qkv_bias)
         if norm and norm.dim != attn.head_dim:
             ours, norm = normed(norm, t, f"{at}.{one}_norm", ours), None
         ours = normed(norm, t, f"{at}.{one}_norm", ours.view(len(x), heads, attn.head_dim))
@@ -528,7 +553,7 @@ def called_claims(paths: Sequence[str], t: Canonical, calls: Sequence[Call]) -> 
     """Each of `paths`, tensors in the order they are used, put into the module that transformers called there."""
     modules = list(dict.fromkeys(path.rpartition(".")[0] for path in paths))
     for at, (module, args, kwargs, out) in zip(modules, calls, strict=True):
-        theirs = dict(module.named_parameters(recurse=False))
+        theirs = kept_by(module)
         own = dict(zip(theirs, (t[p] for p in paths if p.rpartition(".")[0] == at), strict=True))
         assert [x.shape for x in own.values()] == [x.shape for x in theirs.values()]
         with torch.no_grad():
@@ -570,6 +595,7 @@ def claims(model: Model, t: Canonical, seen: Seen) -> Iterator[Claim]:
             x = linear(t, "project_in", x)
         x = x + t["pos_embed.weight"][e["rows"] + model.positions.offset]
     yield "embed", normed(model.embed_norm, t, "embed_norm", x), seen["layers.0"]["in"]
+    yield from gemma_content.per_layer_claims(sys.modules[__name__], model, t, seen, x)
     for i, layer in enumerate(model.layers):
         for what, ours, theirs in layer_claims(layer, f"layers.{i}", t, seen[f"layers.{i}"]):
             yield f"layers.{i}.{what}", ours, theirs
@@ -579,10 +605,11 @@ def claims(model: Model, t: Canonical, seen: Seen) -> Iterator[Claim]:
     yield "norm", out * ((model.head.scale or 1.0) if e["scaled"] else 1.0), seen["head"]["in"]
     matrix = t["embed.weight"] if model.tied else t["head.weight"]
     yield "head", F.linear(seen["head"]["in"], matrix, t["head.bias"] if model.head.bias else None), seen["head"]["out"]
-    if model.sections and "sections" in seen:
-        for section in model.sections:
+    towers = [section for section in model.sections if section.name in ("vision", "projector")]
+    if towers and "sections" in seen:
+        for section in towers:
             yield from called_claims(list(in_order(section)), t, seen["sections"][section.name])
-    elif model.sections:
+    elif towers:
         yield from vision_claims(t, seen)
 
 

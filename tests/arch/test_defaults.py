@@ -24,7 +24,8 @@ from llamactl.spec.model import Context, Model
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 NAMES = sorted(p.name for p in GOLDEN.iterdir() if (p / "config.json").exists())
 
-ENDS = {"dbrx", "gemma3", "gpt2", "gpt_bigcode", "gptj", "mpt", "opt"}  # a length for all sizes, or a table of positions
+# families with one length for all sizes, or with a table of positions, which needs one
+ENDS = {"dbrx", "gemma3", "gpt2", "gpt_bigcode", "gptj", "mpt", "opt"}
 
 
 def config(name: str) -> dict[str, Any]:

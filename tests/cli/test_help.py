@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ def words(text: str) -> str:
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
-def test_the_example_in_the_help_runs(cli: Any, command: str | None) -> None:
+def test_the_example_in_the_help_runs(cli: Any, tmp_path: Path, command: str | None) -> None:
+    shutil.copy(Path(__file__).parents[1] / "budgets" / "budget.toml", tmp_path)
     help = cli(*([command] if command else []), "--help")
     assert (help.code, help.err) == (0, "")
     example = re.search(r"^ *Example: llamactl (.*(?:\n +\S.*)*)$", help.out, re.M)
