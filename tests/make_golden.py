@@ -48,15 +48,32 @@ def build(folder: Path) -> torch.nn.Module:
     config = AutoConfig.for_model(**(data | {"model_type": SAME.get(data["model_type"], data["model_type"])}))
     auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     torch.manual_seed(0)
+    if data["model_type"] == "gemma3n":  # its picture tower is timm's, so both towers are left out; the rest is its own
+        text_only()
     model = auto.from_config(config, attn_implementation="eager").to(torch.float32).eval()
     draw(model)
     as_published(model)
     return model
 
 
+def text_only() -> None:
+    """Let transformers build Gemma 3n with empty towers."""
+    from transformers.models.gemma3n import modeling_gemma3n as code
+
+    class Auto:
+        @staticmethod
+        def from_config(config: Any, **kwargs: Any) -> torch.nn.Module:
+            whole = transformers.AutoModel.from_config
+            return whole(config, **kwargs) if "Text" in type(config).__name__ else torch.nn.Module()
+
+    code.AutoModel = Auto
+
+
 def as_published(model: torch.nn.Module) -> None:
     """Let save_pretrained undo every conversion of a published file; by itself it leaves out those on a fresh model."""
     conversions = get_model_conversion_mapping(model, add_legacy=False)
+    if not hasattr(model.config, "vision_config"):  # text alone need not stand where it stands beside a tower
+        conversions = [c for c in conversions if not isinstance(c, PrefixChange)]
     if type(model).__name__.startswith("Qwen3_5"):  # published with stacked experts; text alone has no prefix
         alone = model.config.model_type.endswith("_text")
         model._weight_conversions = [c for c in conversions if alone and not isinstance(c, PrefixChange)]
@@ -68,7 +85,8 @@ def as_published(model: torch.nn.Module) -> None:
     if "Kimi_K25" in type(model).__name__:  # three of its renamings have no way back of their own
         conversions = [c for c in conversions if c.source_patterns != ["blocks"]] + [
             WeightRenaming(source_patterns=old, target_patterns=new) for old, new in (
-                ("vision_tower.blocks", "vision_tower.layers"), ("mm_projector.pre_norm", "model.mm_projector.pre_norm"),
+                ("vision_tower.blocks", "vision_tower.layers"),
+                ("mm_projector.pre_norm", "model.mm_projector.pre_norm"),
                 ("vision_tower.patch_embed.proj", "model.vision_tower.patch_embed.proj"))]
     model._weight_conversions = conversions or None
 
@@ -88,6 +106,11 @@ def draw(model: torch.nn.Module) -> None:
     for name, b in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             b.copy_(0.3 * torch.randn(b.shape, generator=generator))
+        elif name.endswith(("layer_scalar", "std_scale", "std_bias")):
+            b.copy_(1 + 0.3 * torch.randn(b.shape, generator=generator))
+        elif name.endswith(("put_min", "put_max")):  # bounds that cut, also the small numbers behind a gate
+            bound = (0.5 + 0.1 * torch.rand(b.shape, generator=generator)) * (0.08 if "down_proj" in name else 1.0)
+            b.copy_(bound if name.endswith("max") else -bound)
 
 
 def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

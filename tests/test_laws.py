@@ -321,7 +321,7 @@ def test_a_file_without_model_types_is_refused(copied: Path) -> None:
 
 
 @pytest.mark.parametrize(("word", "near"), [
-    ("lama", "llama"), ("LLaMA", "llama"), ("gemma-2", "gemma2"), ("qwen_2", "qwen2"), ("mistral3", "mistral"),
+    ("lama", "llama"), ("LLaMA", "llama"), ("gemma-2", "gemma2"), ("qwen_2", "qwen2"), ("mistral_7b", "mistral"),
     ("gptneox", "gpt_neox"), ("deepseek", "deepseek_v2"),
 ])
 def test_a_near_type_is_named(word: str, near: str) -> None:

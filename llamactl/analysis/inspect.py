@@ -262,7 +262,7 @@ def _head_notes(model: Model | None, twin: StoredWeight | None, head: str | None
     if model and twin:
         return [("weights-tied-head", f"{model.tied_why}, and the files hold {twin.stored} too: counted once; a header "
                  "cannot tell whether the two are equal")]
-    if model and head in missing:
+    if model and list(missing) == [head]:
         return [("weights-head", f"{model.tied_why}, so the model needs {head}, which is not stored: it may be tied")]
     return []
 

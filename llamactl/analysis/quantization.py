@@ -38,6 +38,7 @@ class Quantization:
 
 
 def containers(weights: Iterable[StoredWeight]) -> tuple[ContainerGroup, ...]:
+    """The packed weights by kind and bits."""
     sums: dict[tuple[str, int], list[int]] = {}
     for w in weights:
         if w.container:
@@ -49,6 +50,7 @@ def containers(weights: Iterable[StoredWeight]) -> tuple[ContainerGroup, ...]:
 
 
 def agrees(method: str | None, kinds: Sequence[ContainerGroup], unread: Mapping[str, str]) -> bool | None:
+    """Whether the containers are those of the config's method; None where one of them is not known here."""
     if unread or (method and method not in METHODS and kinds):
         return None
     if method is None or not kinds:
@@ -58,6 +60,7 @@ def agrees(method: str | None, kinds: Sequence[ContainerGroup], unread: Mapping[
 
 def quantization_notes(method: str | None, kinds: Sequence[ContainerGroup], unread: Mapping[str, str]
                         ) -> list[tuple[str, str]]:
+    """A warning where the files are packed otherwise than the config says."""
     if agrees(method, kinds, unread) is not False:
         return []
     words = ", ".join(dict.fromkeys(k.kind for k in kinds))
@@ -78,6 +81,7 @@ def unread_lines(unread: Mapping[str, str]) -> list[str]:
 
 
 def unread_notes(unread: Mapping[str, str]) -> list[tuple[str, str]]:
+    """One warning for all that could not be read."""
     lines = unread_lines(unread)
     more = f"; and {len(lines) - 3:,} other reasons" if len(lines) > 3 else ""
     return [("container-unread", "; ".join(lines[:3]) + more)] if lines else []

@@ -35,7 +35,7 @@ INDEXER = blocks({"attn.indexer.q": "self_attn.indexer.wq_b", "attn.indexer.k": 
 
 
 def attention(cfg: Config, hidden: int, rope: Rope, *, v_dim: int | None = None) -> LatentAttention:
-    """Latent attention of the config's ranks and widths; rope.dim of each head turn. v_dim: where the file is silent."""
+    """Latent attention of the config's ranks and widths; rope.dim of each head turn. v_dim: by default."""
     n_heads = cfg.integer("num_attention_heads", hi=COUNT)
     if "q_lora_rank" not in cfg.data:
         raise cfg.refuse("config-missing", "q_lora_rank is missing (null stands for an unfactored q)")

@@ -100,7 +100,7 @@ def mistral3_projector(cfg: Config, text_hidden: int) -> Section:
     hidden, merge = cfg.integer("hidden_size"), cfg.parent.integer("spatial_merge_size", default=2)
     bias = cfg.parent.flag("multimodal_projector_bias", default=False)
     if features(cfg) != 1:
-        raise cfg.refuse("config-unsupported", "vision_feature_layer names more than one layer; this projector reads one")
+        raise cfg.refuse("config-unsupported", "vision_feature_layer names several layers; this projector reads one")
     return section("projector", [
         *Norm(dim=hidden, eps=1e-5).leaves("norm"), *linear("merge", hidden, hidden * merge**2, ""),
         *linear("up", text_hidden, hidden, "", bias),

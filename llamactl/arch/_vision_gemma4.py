@@ -30,7 +30,7 @@ NAMES = (
 
 
 def tower(cfg: Config, _: int) -> Section:
-    """Patches as one matrix, positions, blocks; standardize stores a mean and a scale, clipping four bounds a matrix."""
+    """Patches as one matrix, positions, blocks; standardize stores a mean and a scale, clipping four bounds each."""
     cfg.expect("model_type", allowed=("gemma4_vision",), default="gemma4_vision")
     cfg.expect("attention_bias", allowed=(False,), default=False)
     hidden, side = cfg.integer("hidden_size"), cfg.integer("patch_size")

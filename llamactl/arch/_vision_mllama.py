@@ -49,7 +49,8 @@ def tower(cfg: Config, _: int) -> Section:
         Leaf("positions.gate", (1,), ""), Leaf("positions.table", (n + 1, hidden), ""),
         *layer_norm("pre_norm", hidden), *under("layers.{i}", one, copies=depth(cfg)), *layer_norm("norm", hidden),
         Leaf("after.table.weight", (shapes, tiles * hidden), ""), Leaf("after.gate", (1,), ""),
-        *under("global.{i}", (*one, *gates), copies=depth(cfg, "num_global_layers")), Leaf("whole.class", (hidden,), ""),
+        *under("global.{i}", (*one, *gates), copies=depth(cfg, "num_global_layers")),
+        Leaf("whole.class", (hidden,), ""),
     ])
 
 

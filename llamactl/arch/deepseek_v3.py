@@ -1,4 +1,4 @@
-"""DeepSeek-V3, R1, V3.1, Moonlight, Kimi K2: V2's block, sigmoid routing with a correction buffer, MTP (arXiv:2412.19437)."""
+"""DeepSeek-V3, R1, V3.1, Moonlight, Kimi K2: V2's block, sigmoid routing, router buffers, MTP (arXiv:2412.19437)."""
 
 from __future__ import annotations
 

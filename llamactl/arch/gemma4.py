@@ -12,7 +12,7 @@ from llamactl.arch._gemma4 import TEXT, experts, heads, rotations
 from llamactl.arch._names import nested
 from llamactl.arch.gemma import gelu
 from llamactl.spec.config import Config
-from llamactl.spec.model import Layer, Model
+from llamactl.spec.model import Layer, Model, NotCounted
 from llamactl.spec.naming import Rule
 from llamactl.spec.parts import Attention, Leaf, Norm
 from llamactl.spec.ropeconfig import read_context
@@ -28,7 +28,12 @@ def HF(model: Model) -> tuple[Rule, ...]:  # noqa: N802  a table that depends on
 def describe(cfg: Config) -> Model:
     text = cfg.section("text_config")
     model = describe_text(text or cfg)
-    return _vl.around(model, "gemma4", cfg, v.tower, v.projector) if text else model
+    if text is None:
+        return model
+    if cfg.section("audio_config"):
+        model = replace(model, not_counted=(*model.not_counted, NotCounted(
+            what="audio tower and its projector", params=None, why="its conformer is not described here")))
+    return _vl.around(model, "gemma4", cfg, v.tower, v.projector)
 
 
 def describe_text(cfg: Config) -> Model:

@@ -1,4 +1,4 @@
-"""GLM-5: DeepSeek-V3.2's block; a layer may reuse the tokens that an earlier layer's indexer chose (arXiv:2602.15763)."""
+"""GLM-5: DeepSeek-V3.2's block; a layer may reuse the tokens an earlier layer's indexer chose (arXiv:2602.15763)."""
 
 from __future__ import annotations
 

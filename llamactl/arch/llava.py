@@ -15,6 +15,6 @@ SILENT = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 
 
 
 def describe(cfg: Config) -> Model:
-    text = _vl.text_config(cfg, one_tie=True, **SILENT)
+    text = _vl.text_config(cfg, SILENT, one_tie=True)
     text.expect("model_type", allowed=llama.MODEL_TYPES, default="llama")
-    return _vl.around(llama.describe(text), "llava", cfg, _towers.clip, _towers.llava_projector, **SILENT)
+    return _vl.around(llama.describe(text), "llava", cfg, _towers.clip, _towers.llava_projector, silent=SILENT)

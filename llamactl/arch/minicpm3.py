@@ -1,4 +1,4 @@
-"""MiniCPM3: dense blocks over latent attention, with scaled embedding, residual branches and logits (arXiv:2404.06395)."""
+"""MiniCPM3: dense blocks over latent attention; scaled embedding, branches and logits (arXiv:2404.06395)."""
 
 from __future__ import annotations
 

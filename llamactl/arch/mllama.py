@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision 11B, 90B: Llama 3.1 with gated layers between that attend to pictures (arXiv:2407.21783, section 7)."""
+"""Llama 3.2 Vision 11B, 90B: Llama 3.1 and, between, gated layers that attend to pictures (arXiv:2407.21783)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPARE_ROWS = 8  # of the embedding, past the vocabulary: the picture token and r
 
 
 def describe(cfg: Config) -> Model:
-    text = _vl.text_config(cfg, **SILENT)
+    text = _vl.text_config(cfg, SILENT)
     text.expect("model_type", allowed=("mllama_text_model",), default="mllama_text_model")
     for flag in ("attention_bias", "mlp_bias"):
         text.expect(flag, allowed=(False,), default=False)
@@ -31,7 +31,7 @@ def describe(cfg: Config) -> Model:
     b.heads(text, hidden, kv_default="refuse")
     model = llama.describe(text)
     if model.tied:
-        raise cfg.refuse("config-unsupported", "tie_word_embeddings is true, but embedding and head differ in size here")
+        raise cfg.refuse("config-unsupported", "tie_word_embeddings is true, but embedding and head differ in size")
     crossing = frozenset(text.integers("cross_attention_layers", hi=n - 1))
     other = cross(model.layers[0], text)
     layers = tuple(other if i in crossing else layer for i, layer in enumerate(model.layers))
@@ -42,7 +42,7 @@ def describe(cfg: Config) -> Model:
                              "elements for each position of a picture, none for a token of text, and are not in the "
                              "cache"))
     return _vl.around(replace(model, layers=layers, embed=embed), "mllama", cfg, _vision_mllama.tower,
-                      _vision_mllama.projector, **SILENT)
+                      _vision_mllama.projector, silent=SILENT)
 
 
 def cross(layer: Layer, cfg: Config) -> Layer:

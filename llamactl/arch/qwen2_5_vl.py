@@ -15,6 +15,6 @@ HF = (*LLAMA, *v.QWEN2_5_VL)
 
 
 def describe(cfg: Config) -> Model:
-    text = _vl.text_config(cfg, flat=True, one_tie=True, **SILENT)
-    return _vl.around(dense(text, "qwen2_5_vl", qkv_bias=True), "qwen2_5_vl", cfg, v.qwen2_5_vl, v.qwen2_5_vl_merger,
-                      **SILENT)
+    text = _vl.text_config(cfg, SILENT, flat=True, one_tie=True)
+    model = dense(text, "qwen2_5_vl", qkv_bias=True)
+    return _vl.around(model, "qwen2_5_vl", cfg, v.qwen2_5_vl, v.qwen2_5_vl_merger, silent=SILENT)

@@ -15,5 +15,6 @@ SILENT = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": 4096, "max_
 
 
 def describe(cfg: Config) -> Model:
-    text = _vl.text_config(cfg, flat=True, one_tie=True, **SILENT)
-    return _vl.around(dense(text, "qwen2_vl", qkv_bias=True), "qwen2_vl", cfg, v.qwen2_vl, v.qwen2_vl_merger, **SILENT)
+    text = _vl.text_config(cfg, SILENT, flat=True, one_tie=True)
+    model = dense(text, "qwen2_vl", qkv_bias=True)
+    return _vl.around(model, "qwen2_vl", cfg, v.qwen2_vl, v.qwen2_vl_merger, silent=SILENT)

@@ -14,6 +14,6 @@ SILENT = {"rope_theta": 500000.0}
 
 
 def describe(cfg: Config) -> Model:
-    text = _vl.text_config(cfg, **SILENT)
+    text = _vl.text_config(cfg, SILENT)
     text.expect("use_sliding_window", allowed=(False,), default=False)
-    return _vl.around(qwen3.describe(text), "qwen3_vl", cfg, v.qwen3_vl, v.qwen3_vl_merger, **SILENT)
+    return _vl.around(qwen3.describe(text), "qwen3_vl", cfg, v.qwen3_vl, v.qwen3_vl_merger, silent=SILENT)

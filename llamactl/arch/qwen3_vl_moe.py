@@ -20,6 +20,6 @@ HF = (
 
 
 def describe(cfg: Config) -> Model:
-    text = _vl.text_config(cfg, **SILENT)
+    text = _vl.text_config(cfg, SILENT)
     text.expect("use_sliding_window", allowed=(False,), default=False)
-    return _vl.around(qwen3_moe.describe(text), "qwen3_vl_moe", cfg, v.qwen3_vl, v.qwen3_vl_merger, **SILENT)
+    return _vl.around(qwen3_moe.describe(text), "qwen3_vl_moe", cfg, v.qwen3_vl, v.qwen3_vl_merger, silent=SILENT)

@@ -203,7 +203,7 @@ def weight_packed(p: Packed) -> Weight:
     found = {b for b in bits or range(1, 9) if cols in (-(-shape[1] // (32 // b)), -(-shape[1] * b // 32))}
     if shape[0] != out or shape[1] <= 0 or not found:
         raise Unread(f"weight_shape says {list(shape)}, weight_packed has {[out, cols]} int32")
-    return _weight("pack-quantized", shape, min(found))
+    return _weight("pack-quantized", shape, max(found))
 
 
 def _by_groups(p: Packed, out: int, cols: int, groups: set[tuple[int, int | None]]) -> Weight:

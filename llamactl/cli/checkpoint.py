@@ -62,7 +62,7 @@ def open_checkpoint(ref: str | None, reach: Access, *, remote: bool = False) -> 
     from llamactl.checkpoint.folder import read_folder
 
     weights = read_folder(found.folder)
-    model, why = _described(found) if found.config is not None else (None, ())
+    model, why = _described(found) if not notes else (None, ())
     return _inspected(found, weights, model, notes + why)
 
 

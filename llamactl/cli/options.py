@@ -151,14 +151,13 @@ def tokens(text: str, option: str = "--ctx") -> int:
 
 
 def size(text: str, option: str) -> int:
-    """Bytes: 80GB (10^9), 74.5GiB (2^30), 512MiB, 1000000. A unit is never guessed."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip().replace(",", "").replace("_", ""), re.I)
-    if not match or (match[3] and not match[2]):
+    """Bytes: 80GB (10^9), 74.5GiB (2^30), 512MiB, or a plain integer. A unit is never guessed."""
+    if re.fullmatch(r"\d{1,18}", text.strip()):
+        return int(text)
+    found = quantities.size(text)
+    if found is None:
         raise UsageError("usage", f"{option} {text!r} is not a size", help="write 80GB, 74.5GiB or a number of bytes")
-    power = "kmgt".index(match[2].lower()) + 1 if match[2] else 0
-    scale: int = (1024 if match[3] else 1000) ** power
-    whole, _, part = match[1].partition(".")
-    return int(whole + part) * scale // int("1" + "0" * len(part))
+    return found.floor
 
 
 def token_list(values: list[str], option: str = "--ctx") -> list[int]:

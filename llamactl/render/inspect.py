@@ -110,7 +110,8 @@ def _dtypes(r: InspectReport) -> Table:
 
 def _lists(r: InspectReport, most: int | None) -> list[Block]:
     lists = (("missing", r.missing), ("unexpected", r.unexpected),
-             ("shaped otherwise", [shaped(x) for x in r.reshaped]), ("not listed by the index", r.index.not_listed if r.index else ()))
+             ("shaped otherwise", [shaped(x) for x in r.reshaped]),
+             ("not listed by the index", r.index.not_listed if r.index else ()))
     out: list[Block] = []
     for title, names in lists:
         if names:

@@ -128,7 +128,8 @@ class Attention:
     q_norm / k_norm: on each head's row (dim = head_dim) or the whole projection (dim = heads x head_dim).
     norm_after_rope: they act on what is rotated already (Hunyuan).
     scale: factor on q.k, None for head_dim^-0.5. sinks: one learned logit per head (gpt-oss).
-    shares_kv: reads another layer's K and V, so it has no such matrices and keeps nothing. gated: a sigmoid gate on the output, as wide as q.
+    shares_kv: reads another layer's K and V, so it has no such matrices and keeps nothing.
+    gated: a sigmoid gate on the output, as wide as q.
     cross: K and V come from pictures (Llama 3.2 Vision), so nothing is kept for a token of text.
     v_norm: on each head's row of V (Gemma 3n and 4, where it has no weight).
     v_from_k: V is K before its norm and rotation; there is no v matrix (Gemma 4), but both are cached.

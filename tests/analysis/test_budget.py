@@ -52,10 +52,12 @@ def row(table: Any, model: str = "llama-3-8b", **probes: Any) -> Any:
     ("llama-3-8b", {"kv_cache_bytes": {"ctx": "128k", "exact": 1}}, 1 << 34),
     ("llama-3-8b", {"kv_cache_bytes": {"ctx": 8192, "batch": 8, "dtype": "fp32", "tp": 4, "max": 1}}, 1 << 32),
     ("llama-3-8b", {"kv_cache_bytes": {"ctx": 1, "engine": "vllm", "min": 1}}, 16 << 17),
-    ("llama-3-8b", {"kv_cache_bytes": {"ctx": 8192, "dtype": "q8_0", "engine": "llama.cpp", "max": 1}}, (34 << 30) // 64),
+    ("llama-3-8b", {"kv_cache_bytes": {"ctx": 8192, "dtype": "q8_0", "engine": "llama.cpp", "max": 1}},
+     (34 << 30) // 64),
     ("llama-3-8b", {"kv_bytes_per_token": 1}, 131072), ("gemma-2-9b", {"kv_bytes_per_token": 1}, 42 * 2 * 8 * 256 * 4),
     ("llama-3-8b", {"kv_bytes_per_token": {"max": 1, "dtype": "fp8", "tp": 8}}, 8192),
-    ("llama-3-8b", {"context": {"min": 1}}, 8192), ("llama-3-8b", {"tied": True}, False), ("gpt2", {"tied": True}, True),
+    ("llama-3-8b", {"context": {"min": 1}}, 8192), ("llama-3-8b", {"tied": True}, False),
+    ("gpt2", {"tied": True}, True),
     ("llama-3-8b", {"layers": 1}, 32), ("llama-3-8b", {"vocab": 1}, 128256), ("gpt2", {"family": "llama"}, "gpt2"),
 ])
 def test_every_key(model: str, table: dict[str, Any], actual: Any) -> None:
@@ -109,8 +111,8 @@ def test_warnings_come_along() -> None:
                   load("preset:llama-3-8b").model)
     assert [code for code, _ in check.notes] == ["budget-type", "context-exceeded"]
     assert check.rows[0].ok
-    assert [c for c, _ in judge(budget({"weights_bytes": {"max": 1}}), replace(load("preset:gpt2").model, dtype=None)).notes] == [
-        "dtype-absent"]
+    silent = replace(load("preset:gpt2").model, dtype=None)
+    assert [code for code, _ in judge(budget({"weights_bytes": {"max": 1}}), silent).notes] == ["dtype-absent"]
 
 
 def test_probes_judge_what_needs_files_and_devices() -> None:
@@ -160,7 +162,8 @@ def test_what_this_model_cannot_be_asked(table: dict[str, Any], code: str, part:
     ({"params": 16.5}, "budget-type", ("16.5",)), ({"params": None}, "budget-type", ("null",)),
     ({"params": float("nan")}, "budget-type", ("nan",)), ({"params": float("inf")}, "budget-type", ("inf",)),
     ({"params": 1e300}, "budget-range", ("far",)), ({"params": -1}, "budget-range", ("-1",)),
-    ({"params": 10**18 + 1}, "budget-range", ("1,000,000,000,000,000,001",)), ({"params": 16**9999}, "budget-range", ()),
+    ({"params": 10**18 + 1}, "budget-range", ("1,000,000,000,000,000,001",)),
+    ({"params": 16**9999}, "budget-range", ()),
     ({"family": 16**9999}, "budget-type", ("huge",)), ({"params": [1]}, "budget-type", ("takes one limit",)),
     ({"params": {"max": [1]}}, "budget-type", ("params.max", "a list of 1")), ({"layers": "32"}, "budget-type", ()),
     ({"params": "8GB"}, "budget-type", ()), ({"weights_bytes": "16.1"}, "budget-value", ("16.1GB", "15GiB")),
@@ -185,7 +188,8 @@ def test_what_this_model_cannot_be_asked(table: dict[str, Any], code: str, part:
     ({"context": {"min": "8x"}}, "budget-value", ("128k",)), ({"tied": 1}, "budget-type", ("true or false",)),
     ({"tied": {"max": True}}, "budget-key", ("tied.max",)), ({"family": ""}, "budget-type", ()),
     ({"family": {"exact": 5}}, "budget-type", ("family.exact",)), ({"family": "x" * 201}, "budget-type", ()),
-    ({"fit": "h100"}, "budget-option", ("needs gpu and ctx", "h100-80gb")), ({"fit": {"gpu": "x"}}, "budget-option", ()),
+    ({"fit": "h100"}, "budget-option", ("needs gpu and ctx", "h100-80gb")),
+    ({"fit": {"gpu": "x"}}, "budget-option", ()),
     ({"fit": {"gpu": "x", "ctx": 1, "max": 1}}, "budget-key", ("fit.max",)),
     ({"fit": {"gpu": "x", "ctx": 1, "kv_dtype": "x"}}, "budget-value", ("fit.kv_dtype",)),
     ({"inspect": "clen"}, "budget-value", ("did you mean 'clean'?",)), ({"inspect": True}, "budget-type", ()),
@@ -212,7 +216,8 @@ def test_the_line_is_named_where_it_is_known() -> None:
 @pytest.mark.parametrize(("text", "floor", "ceil"), [
     ("16.1GB", 16100000000, 16100000000), ("15GiB", 15 << 30, 15 << 30), ("512 B", 512, 512), ("1kB", 1000, 1000),
     ("1KB", 1000, 1000), ("1KiB", 1024, 1024), ("1.5MiB", 3 << 19, 3 << 19), ("2MB", 2000000, 2000000),
-    ("1TB", 10**12, 10**12), ("1TiB", 1 << 40, 1 << 40), ("14.96GiB", 1496 * 2**30 // 100, 1496 * 2**30 // 100 + 1), ("0.1B", 0, 1),
+    ("1TB", 10**12, 10**12), ("1TiB", 1 << 40, 1 << 40),
+    ("14.96GiB", 1496 * 2**30 // 100, 1496 * 2**30 // 100 + 1), ("0.1B", 0, 1),
 ])
 def test_sizes_keep_ten_and_two_apart(text: str, floor: int, ceil: int) -> None:
     found = size(text)

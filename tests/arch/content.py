@@ -113,6 +113,7 @@ def watch(hf: nn.Module) -> Seen:
             turns["cross_attention_states"] = torch.randn(vocab, 1, hf.config.get_text_config().hidden_size)
             for at in crossing:
                 seen[at]["states"] = turns["cross_attention_states"].flatten(0, 1)
+        gemma_content.watch_streams(sys.modules[__name__], lm, seen["embed"], stack)
         lm(ids[:, None], use_cache=False, **turns)
         seen["embed"] |= {"ids": ids, "rows": rows, "scaled": "MiniCPM3" in type(lm).__name__}  # before the head
         if tower is not None:
@@ -365,19 +366,28 @@ def watch_picture(hf: nn.Module, seen: Seen) -> None:
     elif "image_position_ids" in asked:
         grid = torch.cartesian_prod(torch.arange(4), torch.arange(4))[None]
         pixels, more = pixels.reshape(1, 16, 147), {"image_position_ids": grid}
+    elif "Gemma3n" in type(hf).__name__:
+        more["embedders"] = (hf.model.embed_vision, hf.model.embed_audio)
     elif "image_sizes" in asked:
         more = {"image_sizes": torch.tensor([[28, 28]])}
     with ExitStack() as stack:
         for m in hf.model.children():
             if m is not hf.model.language_model:
                 stack.enter_context(called(m, calls))
-        if asked:
+        for embedder in more.get("embedders", ()):  # its towers are left out: the last token, then features, for each
+            embedder(input_ids=torch.tensor([[embedder.vocab_offset + embedder.vocab_size - 1]]))
+            embedder(inputs_embeds=torch.randn(1, 4, embedder.multimodal_hidden_size))
+        if asked and "embedders" not in more:
             hf.get_image_features(pixels, **more)
-        else:  # Llama 3.2 Vision: one picture of two tiles, under the last aspect ratio
+        elif not asked:  # Llama 3.2 Vision: one picture of two tiles, under the last aspect ratio
             out = hf.model.vision_model(pixels.expand(1, 1, 2, 3, 28, 28), torch.tensor([[3]]), torch.ones(1, 1, 2))
             hf.model.multi_modal_projector(out.last_hidden_state)
-    last = {id(m) for m in hf.model.children() if isinstance(m, nn.Linear)} | {id(x) for m in hf.modules() if re.search(r"(Projector|Projection|Merger|MultimodalEmbedder)$", type(m).__name__) for x in m.modules()}
-    calls = fused_calls(hf, calls)
+    last = {id(m) for m in hf.model.children() if isinstance(m, nn.Linear)} | {id(x) for m in hf.modules()
+        if re.search(r"(Projector|Projection|Merger|MultimodalEmbedder)$", type(m).__name__) for x in m.modules()}
+    once: dict[int, Call] = {}
+    for call in calls:
+        once.setdefault(id(call[0]), call)
+    calls = fused_calls(hf, list(once.values()))
     seen["sections"] |= {"vision": [c for c in calls if id(c[0]) not in last],
                          "projector": [c for c in calls if id(c[0]) in last]}
 
@@ -594,7 +604,7 @@ def claims(model: Model, t: Canonical, seen: Seen) -> Iterator[Claim]:
         if "project_in.weight" in t:
             x = linear(t, "project_in", x)
         x = x + t["pos_embed.weight"][e["rows"] + model.positions.offset]
-    yield "embed", normed(model.embed_norm, t, "embed_norm", x), seen["layers.0"]["in"]
+    yield "embed", normed(model.embed_norm, t, "embed_norm", x), seen["layers.0"]["in"][:len(x)]
     yield from gemma_content.per_layer_claims(sys.modules[__name__], model, t, seen, x)
     for i, layer in enumerate(model.layers):
         for what, ours, theirs in layer_claims(layer, f"layers.{i}", t, seen[f"layers.{i}"]):
@@ -602,6 +612,8 @@ def claims(model: Model, t: Canonical, seen: Seen) -> Iterator[Claim]:
     out = normed(model.norm, t, "norm", seen[f"layers.{model.n_layers - 1}"]["out"])
     if "project_out.weight" in t:
         out = linear(t, "project_out", out)
+    if "merged" in e:  # Gemma 3n's streams
+        out = normed(model.norm, t, "norm", e["merged"])
     yield "norm", out * ((model.head.scale or 1.0) if e["scaled"] else 1.0), seen["head"]["in"]
     matrix = t["embed.weight"] if model.tied else t["head.weight"]
     yield "head", F.linear(seen["head"]["in"], matrix, t["head.bias"] if model.head.bias else None), seen["head"]["out"]

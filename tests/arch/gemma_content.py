@@ -29,7 +29,8 @@ def watch(lib: Any, layer: nn.Module, s: dict[str, Any]) -> Iterator[None]:
     """What the layer gets beside the stream, its router and experts, and every call inside Gemma 3n's."""
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = args[1] if len(args) > 1 else kwargs.get("per_layer_input")
+        at = 2 if hasattr(layer, "altup") else 1
+        given = args[at] if len(args) > at else kwargs.get("per_layer_input")
         s["per_layer"] = None if given is None else given.flatten(0, -2)
 
     def routed(_: nn.Module, args: tuple[Any, ...], out: tuple[Tensor, ...]) -> None:
@@ -45,6 +46,15 @@ def watch(lib: Any, layer: nn.Module, s: dict[str, Any]) -> Iterator[None]:
         yield
         for handle in handles:
             handle.remove()
+
+
+def watch_streams(lib: Any, lm: nn.Module, s: dict[str, Any], stack: ExitStack) -> None:
+    """Gemma 3n: how the streams are made and brought together, before and after all blocks."""
+    for text in [m for m in lm.modules() if hasattr(m, "altup_projections")]:
+        s["project"], s["unproject"] = [], []
+        stack.enter_context(lib.called(text.altup_projections, s["project"]))
+        stack.enter_context(lib.called(text.altup_unembed_projections, s["unproject"]))
+        stack.enter_context(lib.hooked(text.norm, s, "merged", "_"))
 
 
 def watch_experts(layer: nn.Module, s: dict[str, Any]) -> None:
@@ -100,6 +110,9 @@ def per_layer_claims(lib: Any, model: Model, t: Any, seen: Any, x: Tensor) -> It
     both = (lib.normed(Norm(dim=width, eps=1e-6), t, "per_layer.norm", made) + table) * 2**-0.5
     for i in range(model.n_layers):
         yield f"per_layer.{i}", both[:, i], seen[f"layers.{i}"]["per_layer"]
+    for name in ("project", "unproject"):
+        calls = seen["embed"].get(name, ())
+        yield from lib.called_claims([f"altup.{name}.{n}.weight" for n in range(len(calls))], t, calls)
 
 
 ALTUP = ("altup.norm", "altup.router")
@@ -111,10 +124,12 @@ def altup_claims(lib: Any, layer: Layer, at: str, t: Any, s: dict[str, Any]) -> 
     shared = layer.attn is not None and not layer.caches()
     order = (*ALTUP, "altup.predict", "attn_norm", "laurel.left", "laurel.right", "laurel.norm",
              *(x for x in ATTENTION if not (shared and x in ("attn.k", "attn.k_norm", "attn.v"))), "attn_post_norm",
-             "mlp_norm", "mlp.gate", "mlp.up", "mlp.down", "mlp_post_norm", *ALTUP, "altup.correct", "altup.output",
+             "mlp_norm", "mlp.gate", "mlp.up", "mlp.down", "mlp_post_norm", *ALTUP, "altup.correct",
              "per_layer.gate", "per_layer.up", "per_layer.norm")
     leaves = [leaf.path for leaf in layer.leaves()]
-    assert {x.rpartition(".")[0] for x in leaves} == set(order)
+    assert {x.rpartition(".")[0] for x in leaves} == {*order, "altup.output"}
+    scaled = s["calls"][-3][1][0].flatten(0, -2)  # the active stream, which later steps leave as it is
+    yield "altup.output", s["out"][:len(scaled)] * t[f"{at}.altup.output.scale"], scaled
     for path, call in zip(order, s["calls"], strict=True):
         own = [f"{at}.{x}" for x in leaves if x.rpartition(".")[0] == path]
         yield from lib.called_claims(own, t, [call])

@@ -154,11 +154,13 @@ def test_files_that_must_be_clean(cli: Any, folder: Any, tiny: Any, write: Any) 
     (("check",), None, 2, "no-budget", ("no BUDGET given", "help: ", "llamactl check budget.toml")),
     (("check", "none.toml"), None, 4, "not-found", ("none.toml",)),
     (("check", "budget.toml"), "x = [", 3, "budget-syntax", ("budget.toml", "line 1")),
-    (("check", "budget.toml"), "[gpt2]\nlayers = 12\nparms = 1\n", 3, "budget-key", ("line 3", "did you mean 'params'",)),
+    (("check", "budget.toml"), "[gpt2]\nlayers = 12\nparms = 1\n", 3, "budget-key",
+     ("line 3", "did you mean 'params'")),
     (("check", "budget.toml"), "[gpt2]\nlayers = true\n", 3, "budget-type", ("line 2", "gpt2 layers: is true")),
     (("check", "budget.toml"), "[lama-3-8b]\nlayers = 1\n", 4, "hub-offline", ("did you mean preset:llama-3-8b?",)),
     (("check", "budget.toml"), '["./none"]\nlayers = 1\n', 4, "not-found", ("./none",)),
-    (("check", "budget.toml"), "[gpt2]\nkv_cache_bytes = {ctx = 1, tp = 5, max = 1}\n", 3, "tp", ("line 2", "5 devices")),
+    (("check", "budget.toml"), "[gpt2]\nkv_cache_bytes = {ctx = 1, tp = 5, max = 1}\n", 3, "tp",
+     ("line 2", "5 devices")),
     (("check", "budget.toml", "--format", "junt"), GOOD, 2, "usage", ("github, junit", "did you mean 'junit'?")),
     (("params", "gpt2", "--format", "junit"), None, 2, "usage", ("is not one of table, plain, json, csv, md",)),
 ])
@@ -229,8 +231,8 @@ def test_github_marks_the_line_of_each_limit(cli: Any, write: Any) -> None:
     write(BAD)
     got = cli("check", "budget.toml", "--format", "github")
     lines = got.out.splitlines()
-    assert lines[0] == ("::error file=budget.toml,line=3,title=meta-llama/Meta-Llama-3-8B::params is 8,030,261,248, the "
-                        "budget says exactly 8,000,000,000 (+30,261,248)")
+    assert lines[0] == ("::error file=budget.toml,line=3,title=meta-llama/Meta-Llama-3-8B::params is 8,030,261,248, "
+                        "the budget says exactly 8,000,000,000 (+30,261,248)")
     assert [re.findall(r",line=(\d+),", x) for x in lines[:3]] == [["3"], ["5"], ["6"]]
     assert lines[3:] == ["2 of 5 limits hold"]
     write(GOOD)

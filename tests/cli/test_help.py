@@ -23,7 +23,8 @@ def words(text: str) -> str:
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
-def test_the_example_in_the_help_runs(cli: Any, tmp_path: Path, command: str | None) -> None:
+def test_the_example_in_the_help_runs(cli: Any, tmp_path: Path, folder: Any, tiny: Any, command: str | None) -> None:
+    folder(name="my-model", tensors=tiny.tensors(tiny.config))
     shutil.copy(Path(__file__).parents[1] / "budgets" / "budget.toml", tmp_path)
     help = cli(*([command] if command else []), "--help")
     assert (help.code, help.err) == (0, "")

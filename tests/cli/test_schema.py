@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from llamactl.cli.app import COMMANDS as EVERY
 
 COPIES = Path(__file__).parent / "schemas"
-COMMANDS = ("params", "kv-cache", "check", "presets", "version")
+COMMANDS = ("params", "kv-cache", "check", "presets", "version", "inspect")
 NO_SCHEMA_YET = ("compare", "evolve", "rope")
 ANSWERS: dict[str, list[str]] = {
     "params": ["llama-3-8b", "mixtral-8x7b gpt2 --by layer", "deepseek-v3 --dtype q4_0", "gemma-3-4b --set kv_heads=1",
@@ -67,7 +67,7 @@ def objects(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from objects(child, (*path, key))
 
 
-# Objects whose keys are data, not names: what was asked for, options, dtypes, a maker's figures, a config file, libraries.
+# Objects whose keys are data, not names: what was asked for, dtypes, a maker's figures, a config file, libraries.
 OPEN = {"inputs", "options", "weights_at", "bytes_by_dtype", "published", "config", "libraries"}
 
 
@@ -75,7 +75,9 @@ OPEN = {"inputs", "options", "weights_at", "bytes_by_dtype", "published", "confi
 def test_no_object_takes_a_key_more_or_a_key_less(cli: Any, validator: Any, folder: Any, tiny: Any,
                                                   command: str) -> None:
     args = {"params": ("mixtral-8x7b", folder(tensors={**tiny.tensors(tiny.config), "x": ("F32", (1,))}), "--weights"),
-            "kv-cache": ("gemma-2-9b", "--ctx", "16k"), "presets": ("show", "llama-3-8b"), "version": (),
+            "kv-cache": ("gemma-2-9b", "--ctx", "16k"),
+            "inspect": (folder(tensors={**tiny.tensors(tiny.config), "x": ("F32", (1,))}),),
+            "presets": ("show", "llama-3-8b"), "version": (),
             "check": (Path(__file__).parents[1] / "budgets" / "budget.toml",)}[command]
     if command == "params":
         args = args[1:]

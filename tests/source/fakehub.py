@@ -27,7 +27,8 @@ class Repo:
     """files: {name: bytes}. facts: headers that take the place of the true ones.
 
     refusals: {method: (status, headers)}, once `patience` requests were answered. silent: the methods that never are.
-    moved_to: the repository's new name. stored_at: the URL of the host that keeps the bytes, as for big files.
+    moved_to: the repository's new name. stored_at: the URL of the host that keeps the bytes, as for big files; only of
+    the files in `large`, where that is given. no_range: parts of a file are not sent, only whole ones.
     """
 
     commit: str
@@ -39,6 +40,8 @@ class Repo:
     patience: int = 0
     moved_to: str | None = None
     stored_at: str | None = None
+    large: tuple[str, ...] = ()
+    no_range: bool = False
 
 
 class FakeHub:
@@ -47,6 +50,7 @@ class FakeHub:
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.log: list[Request] = []
+        self.sent: list[tuple[str, int]] = []  # (path, bytes of the body) of every answer to a GET
         self.closing = threading.Event()
         hub = self
 
@@ -126,10 +130,19 @@ class FakeHub:
             facts = {"X-Repo-Commit": repo.commit, "ETag": f'"{hashlib.sha1(body).hexdigest()}"',
                      "X-HF-Warning": "auth; You are sending unauthenticated requests"} | repo.facts
             facts = {k: v for k, v in facts.items() if v}
-            if repo.stored_at:
+            away = repo.stored_at and (not repo.large or name in repo.large)
+            part = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", ""))
+            if away:
                 facts |= {"X-Linked-Size": str(len(body)), "X-Linked-Etag": facts["ETag"],
-                          "Location": repo.stored_at + http.path}
-            self.send(http, 302 if repo.stored_at else 200, facts, b"" if repo.stored_at else body)
+                          "Location": f"{repo.stored_at}{http.path}"}
+                self.send(http, 302, facts)
+            elif part and not repo.no_range and int(part[1]) >= len(body):
+                self.send(http, 416, {"Content-Range": f"bytes */{len(body)}"})
+            elif part and not repo.no_range:
+                begin, end = int(part[1]), min(int(part[2]) + 1, len(body))
+                self.send(http, 206, facts | {"Content-Range": f"bytes {begin}-{end - 1}/{len(body)}"}, body[begin:end])
+            else:
+                self.send(http, 200, facts, body)
 
     def send(self, http: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes = b"") -> None:
         """Write one response; the body only to a GET."""
@@ -140,4 +153,5 @@ class FakeHub:
             http.send_header("Content-Length", str(len(body)))  # a page made smaller on the way has no length before
         http.end_headers()
         if http.command == "GET":
+            self.sent.append((http.path, len(body)))
             http.wfile.write(body)
