@@ -154,6 +154,8 @@ def size(text: str, option: str) -> int:
     """Bytes: 80GB (10^9), 74.5GiB (2^30), 512MiB, or a plain integer. A unit is never guessed."""
     if re.fullmatch(r"\d{1,18}", text.strip()):
         return int(text)
+    from llamactl.spec import quantities
+
     found = quantities.size(text)
     if found is None:
         raise UsageError("usage", f"{option} {text!r} is not a size", help="write 80GB, 74.5GiB or a number of bytes")
