@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shlex
 import shutil
@@ -39,11 +41,25 @@ def run(command: str) -> str:
         (Path(tmp) / "my-model").mkdir()
         text = (ROOT / "tests/golden/llama/config.json").read_text(encoding="utf-8")
         (Path(tmp) / "my-model/config.json").write_text(text, encoding="utf-8")
+        weights(Path(tmp) / "my-model/model.safetensors", "tests/golden/llama/header.json")
         shutil.copytree(ROOT / "tests/budgets", tmp, dirs_exist_ok=True)
         env["HF_HOME"] = str(Path(tmp) / "hf")
         done = subprocess.run([sys.executable, "-m", "llamactl", *words[1:]], stdout=subprocess.PIPE, text=True,
                               stderr=subprocess.STDOUT, cwd=tmp, env=env, check=False)
     return done.stdout
+
+
+def weights(path: Path, header: str) -> None:
+    """A float32 safetensors file with a golden's names and shapes; its data are a hole."""
+    entries: dict[str, object] = {}
+    end = 0
+    for name, t in json.loads((ROOT / header).read_text(encoding="utf-8"))["tensors"].items():
+        begin, end = end, end + 4 * math.prod(t["shape"])
+        entries[name] = {"dtype": "F32", "shape": t["shape"], "data_offsets": [begin, end]}
+    head = json.dumps(entries).encode()
+    with path.open("wb") as f:
+        f.write(len(head).to_bytes(8, "little") + head)
+        f.truncate(8 + len(head) + end)
 
 
 def listing(file: str) -> None:

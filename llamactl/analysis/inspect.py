@@ -152,7 +152,8 @@ def inspect(found: Inventory, *, id: str, model: Model | None = None, rules: Seq
     buffers = [w for n, w in at.items() if n in want and want[n].buffer]
     held = None if unread else _held(model, want, weights, buffers, beside, twin)
     total = model.total() if model else None
-    agrees = None if model is None else False if missing or left or m.reshaped else None if unread else True
+    faults = bool(missing or left or m.reshaped)
+    agrees = None if model is None else False if faults else None if held is None else held == total
     stored_dtype = _plain_dtype(weights)
     dtype = model.dtype if model and rules is not None else None
     said = [*notes, *found.notes, *_named("weights-missing", "missing", missing),
@@ -160,6 +161,8 @@ def inspect(found: Inventory, *, id: str, model: Model | None = None, rules: Seq
             *_named("weights-shape", "shaped otherwise", [shaped(r) for r in m.reshaped]),
             *_head_notes(model, twin, head, missing), *unread_notes(unread),
             *quantization_notes(found.quantization, kinds, unread)]
+    if agrees is False and not faults:
+        said.append(("parameters-differ", f"{total:,} are described, and the files hold {held:,}"))
     if dtype and stored_dtype and dtype != stored_dtype and not kinds and not unread:
         said.append(("dtype-differs", f"the config says {dtype}, most bytes are {stored_dtype}"))
     return InspectReport(

@@ -188,8 +188,8 @@ def _told(pairs: Pairs) -> str:
 
 
 def grouped(names: Iterable[str], patterns: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """{why: names} of the names that a pattern takes; `{i}` in a pattern stands for a layer's number."""
-    made = [(re.compile(re.escape(p).replace(r"\{i\}", r"\d{1,5}")), why) for p, why in patterns]
+    """{why: names} of the names that a pattern takes; `{i}` in it stands for a layer's number, `*` for anything."""
+    made = [(re.compile(re.escape(p).replace(r"\{i\}", r"\d{1,5}").replace(r"\*", ".*")), why) for p, why in patterns]
     out: dict[str, list[str]] = {}
     for name in names:
         for pattern, why in made:

@@ -142,7 +142,9 @@ def kimi_projector(cfg: Config, text_hidden: int) -> Section:
     cfg.expect("text_hidden_size", allowed=(text_hidden,), default=text_hidden)
     hidden = cfg.integer("vt_hidden_size", "hidden_size")
     cfg.expect("mm_hidden_size", allowed=(hidden,), default=hidden)
-    rows, columns = cfg.integers("merge_kernel_size", lo=1)
-    wide = hidden * rows * columns
+    kernel = cfg.integers("merge_kernel_size", lo=1, hi=COUNT)
+    if len(kernel) != 2:
+        raise cfg.refuse("config-type", f"{cfg.prefix}merge_kernel_size is not a pair")
+    wide = hidden * kernel[0] * kernel[1]
     return section("projector", [*layer_norm("norm", hidden), *linear("up", wide, wide, "", True),
                                  *linear("down", text_hidden, wide, "", True)])

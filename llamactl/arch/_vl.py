@@ -15,8 +15,9 @@ NOTHING: Mapping[str, Any] = {}
 
 def text_config(cfg: Config, silent: Mapping[str, Any] = NOTHING, *, flat: bool = False,
                 one_tie: bool = False) -> Config:
-    """text_config, with the family's defaults for what the file leaves out (`silent`). flat: older files have no such object.
+    """text_config, with the family's defaults for what the file leaves out (`silent`).
 
+    flat: older files have no such object.
     one_tie: transformers ties where the inner config says so, whatever the outer says; two that disagree are refused.
     """
     text = cfg.section("text_config")

@@ -65,7 +65,7 @@ def describe_text(cfg: Config) -> Model:
                           mlp_post_norm=norm, extra=extra)
     return b.decoder(
         cfg, "gemma3n", [made[key] for key in keys], norm=norm, tied_default=True, embed_scale=hidden**0.5,
-        context=read_context(cfg, rope["full_attention"], final=True, default=32768),
+        context=read_context(cfg, rope["full_attention"], final=True),
         softcap=_vl.unless_null(cfg, "final_logit_softcapping", 30.0),
         sections=(g.per_layer_section(cfg, hidden, width, n, eps), g.altup_section(cfg, hidden)),
         not_counted=g.idle([attn[key[:2]] for key in keys]))

@@ -11,7 +11,7 @@ MODEL_TYPES = ("llava",)
 HF = (*under("language_model.", LLAMA), *_towers.CLIP, *_towers.LLAVA)
 # The published files name no shape of the 7B decoder: they rely on Llama's own class.
 SILENT = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
-          "vocab_size": 32000, "max_position_embeddings": 2048}
+          "vocab_size": 32000}
 
 
 def describe(cfg: Config) -> Model:

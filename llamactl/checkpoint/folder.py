@@ -79,14 +79,14 @@ def read_folder(path: str | os.PathLike[str]) -> FolderWeights:
     if INDEX in names:
         return _read_by_index(folder, names, read_index(folder))
     files = _choose(folder, names)
-    headers, tensors = _read(folder, files)
+    found = join(folder, _headers(folder, files))
     copies = _copies(folder, names, files, also=_candidates(names))
-    warnings = _header_notes(headers) + _said_copies(files, copies)
+    warnings = found.warnings + _said_copies(files, copies)
     if len(files) > 1:
         warnings += (("index-missing", f"no {INDEX}: {len(files)} numbered shards are read as one model"),)
     if files[0].startswith(_ADAPTER):
         warnings += (("weights-adapter", f"{quote(files[0])} is an adapter; the model it changes is not here"),)
-    return FolderWeights(path=folder, headers=headers, tensors=tensors, warnings=warnings, folder=folder, copies=copies)
+    return replace(found, warnings=warnings, folder=folder, copies=copies)
 
 
 def read_file(path: str | os.PathLike[str]) -> FolderWeights:
@@ -97,10 +97,7 @@ def read_file(path: str | os.PathLike[str]) -> FolderWeights:
 
 def join(path: str, headers: Sequence[SafetensorsHeader], index: Index | None = None,
          shards: Sequence[str] = ()) -> FolderWeights:
-    """Headers as the weights of one model. shards: the index's name of each, in order.
-
-    Errors: InputRefused index-duplicate, index-mismatch.
-    """
+    """Headers as the weights of one model, or InputRefused index-duplicate, index-mismatch. shards: by the index."""
     tensors = _together(path, headers)
     warnings = _header_notes(headers)
     if index is not None:
@@ -116,8 +113,7 @@ def _read_by_index(folder: str, names: list[str], index: Index) -> FolderWeights
         return _read_despite(folder, names, index, missing)
     if missing:
         raise _missing_shards(folder, f"{len(missing)} of {len(shards)} shards that the index names", missing)
-    headers = [read_header(os.path.join(folder, f), inside=folder) for f in shards]
-    found = join(folder, headers, index, shards)
+    found = join(folder, _headers(folder, shards), index, shards)
     warnings = found.warnings
     orphans = tuple(n for n in _candidates(names) if n not in set(shards) and not _is_copy(n))
     if orphans:
@@ -144,22 +140,20 @@ def _read_despite(folder: str, names: list[str], index: Index, absent: list[str]
     except LlamactlError:
         here = _some(map(quote, _candidates(names))) or "no other .safetensors file"
         raise _missing_shards(folder, f"{none} (here: {here})", absent) from None
-    headers, tensors = _read(folder, files)
+    found = join(folder, _headers(folder, files))
     here = _some(map(quote, files))
-    lost = len(index.weight_map.keys() - tensors.keys())
+    lost = len(index.weight_map.keys() - found.tensors.keys())
     if lost:
         raise _missing_shards(folder, f"{none}, and {lost:,} of its tensors are not in {here} either", absent)
     stale = ("index-stale", f"the index is of another build: it names {_some(map(quote, index.shards))}, none of them "
                             f"here; read instead: {here}, where all its tensors are")
-    warnings = (*index.warnings, stale, *_header_notes(headers))
+    warnings = (*index.warnings, stale, *found.warnings)
     copies = _copies(folder, names, files, also=_candidates(names))
-    return FolderWeights(path=folder, headers=headers, tensors=tensors, warnings=warnings + _said_copies(files, copies),
-                         folder=folder, index=index, copies=copies)
+    return replace(found, warnings=warnings + _said_copies(files, copies), folder=folder, index=index, copies=copies)
 
 
-def _read(folder: str, files: Iterable[str]) -> tuple[tuple[SafetensorsHeader, ...], dict[str, StoredTensor]]:
-    headers = tuple(read_header(os.path.join(folder, f), inside=folder) for f in files)
-    return headers, _together(folder, headers)
+def _headers(folder: str, files: Iterable[str]) -> list[SafetensorsHeader]:
+    return [read_header(os.path.join(folder, f), inside=folder) for f in files]
 
 
 def _together(path: str, headers: Iterable[SafetensorsHeader]) -> dict[str, StoredTensor]:

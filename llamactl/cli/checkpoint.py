@@ -130,6 +130,7 @@ def _gguf(found: Resolved) -> Inspected:
     files = tuple(File(name=os.path.basename(p.path), file_bytes=p.file_bytes, tensors=len(p.tensors)) for p in parts)
     inventory = Inventory(files=files, tensors=weights, weights=tuple(weights.values()))
     beside = [(prefix + kind, why) for kind, why in BESIDE.items() for prefix in ("", "blk.{i}.")]
+    beside += [(f"*.{word}", "scales of quantised tensors") for word in ("scale", "input_scale")]
     report = inspect(inventory, id=found.id, model=model, ignored=beside, notes=notes)
     return Inspected(source=found, report=report, model=model,
                      warnings=tuple(n for n in model.notes if n not in notes) if model else ())

@@ -151,6 +151,14 @@ def test_the_plain_names_win_where_no_rewrite_is_better() -> None:
     assert look(model, {}).missing
 
 
+def test_a_rewrite_that_makes_two_tensors_one_is_not_used() -> None:
+    model, held = golden("llama")
+    both = {n.removeprefix("model."): s for n, s in held.items()} | {"model.norm.weight": (3,)}
+    r = look(model, both)
+    assert r.names is None
+    assert len(r.unexpected) + len(held) - len(r.missing) == len(both)
+
+
 def test_two_rewrites_in_turn_are_one() -> None:
     names = [a + rest for pairs in (*LANGUAGE, *VISION) for a, _ in pairs for rest in ("layers.0.w", "vision_model.x")]
     names += [wrapper + "q.weight" for wrapper in WRAPPERS] + ["lm_head.weight", "norm.weight"]
@@ -302,6 +310,9 @@ def test_packed_weights_of_a_transposing_layout_may_be_turned() -> None:
     turned = {n: w(n, s[::-1], "U8", container="gptq", bits=4, turned=True) if n.endswith(part) else w(n, s)
               for n, s in held.items()}
     assert look(model, turned, quantization="gptq").agrees
+    wrong = {n: w(n, (s[1], s[0] + 1), "U8", container="gptq", bits=4, turned=True) if n.endswith(part) else w(n, s)
+             for n, s in held.items()}
+    assert len(look(model, wrong, quantization="gptq").reshaped) == model.n_layers
     straight = {n: replace(x, turned=False, container=None) for n, x in turned.items()}
     assert len(look(model, straight).reshaped) == model.n_layers
 
@@ -347,6 +358,23 @@ def test_the_stored_dtype_is_compared() -> None:
     assert (r.dtype_config, r.dtype_stored, codes(r)) == ("bf16", "fp32", {"dtype-differs"})
     few = {n: w(n, s, "BF16" if prod(s) > 20 else "F32") for n, s in held.items()}
     assert look(named, few).notes == ()
+
+
+def test_a_description_without_names_is_judged_by_its_total() -> None:
+    """GGUF: the description accounts for the file block by block, unless a part of it is not here."""
+    model, held = golden("llama")
+    weights = [w(n, s) for n, s in held.items()] + [w("blk.0.ffn_up.scale", (1,)), w("rope_freqs.weight", (4,))]
+    ignored = (("rope_freqs.weight", "computed"), ("*.scale", "scales"))
+
+    def judged(some: list[W]) -> InspectReport:
+        found = Inventory(files=(), tensors={x.name: x for x in some}, weights=tuple(some))
+        return inspect(found, id="x", model=model, ignored=ignored)
+
+    whole = judged(weights)
+    assert (whole.compared, whole.agrees, whole.clean, whole.dtype_config) == ("block", True, True, None)
+    assert whole.parameters.files == model.total()
+    part = judged(weights[3:])
+    assert (part.agrees, part.clean, codes(part)) == (False, False, {"parameters-differ"})
 
 
 def test_without_a_description_only_the_headers_are_told() -> None:

@@ -37,7 +37,7 @@ def cases() -> Iterator[Any]:
     for name in NAMES:
         whole = config(name)
         for key in whole.get("text_config", whole):
-            if key != "model_type":
+            if key not in ("model_type", "vision_config"):  # a tower that is not described is listed, not filled in
                 yield pytest.param(name, key)
 
 

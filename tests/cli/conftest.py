@@ -105,6 +105,9 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     before = signal.getsignal(signal.SIGTERM)
 
+    def stuck(*_: object) -> None:
+        pytest.fail("it hangs")
+
     def call(*args: str | Path, env: Mapping[str, str | None] | None = None, cwd: Path | None = None) -> Result:
         with monkeypatch.context() as m:
             clean = clean_environment(tmp_path, env)
@@ -114,7 +117,13 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
                 m.setenv(key, value)
             m.chdir(cwd or tmp_path)
             capsys.readouterr()
-            code = run_here([str(a) for a in args])
+            others = signal.signal(signal.SIGALRM, stuck)
+            signal.setitimer(signal.ITIMER_REAL, 30)
+            try:
+                code = run_here([str(a) for a in args])
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, others)
         done = capsys.readouterr()
         return Result(code, done.out, done.err)
 

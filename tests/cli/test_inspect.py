@@ -21,7 +21,7 @@ from llamactl.render.schema import schema_of
 TOKEN = "hf_SECRETsecretSECRET"
 COMMIT = "b" * 40
 INDEX = "model.safetensors.index.json"
-SIZE = {"BF16": 2, "F16": 2, "F32": 4, "U8": 1, "I32": 4, "I64": 8}
+SIZE = {"BF16": 2, "F16": 2, "F32": 4, "U8": 1, "I32": 4, "I64": 8, "U32": 4, "F8_E4M3": 1}
 
 
 def safetensors(tensors: Mapping[str, tuple[Any, ...]]) -> bytes:
@@ -185,8 +185,8 @@ def test_weights_without_a_config(cli: Any, checkpoint: Any, tiny: Any) -> None:
 
 @pytest.mark.parametrize(("args", "code", "word"), [
     (("llama-3-8b",), 2, "no-folder"), (("./none",), 4, "not-found"), (("none.safetensors",), 4, "not-found"),
-    (("--remote",), 2, "hub-id"), (("--remote", "./x"), 2, "hub-id"), (("--remote", "org/m"), 4, "hub-offline"),
-    ((".",), 3, "no-model")])
+    (("--remote",), 2, "hub-id"), (("--remote", "./x"), 2, "hub-id"), ((".",), 3, "no-model"),
+    (("--remote", "org/m", "--offline"), 4, "hub-offline")])
 def test_what_has_no_weights(cli: Any, args: tuple[str, ...], code: int, word: str) -> None:
     got = cli("inspect", *args)
     assert (got.code, got.out) == (code, "")
@@ -253,6 +253,50 @@ def test_eight_weights_in_an_int32(cli: Any, checkpoint: Any, tiny: Any) -> None
     (found,) = model["quantization"]["found"]
     assert (found["kind"], found["bits"], found["elements"]) == ("gptq", 4, 147_456)
     assert "gptq unpacked" in cli("params", path, "--weights").out
+
+
+def awq(rows: int, cols: int) -> dict[str, tuple[Any, ...]]:
+    return {"qweight": ("I32", (cols, rows // 8)), "qzeros": ("I32", (cols // 16, rows // 8)),
+            "scales": ("F16", (cols // 16, rows))}
+
+
+def packed(rows: int, cols: int) -> dict[str, tuple[Any, ...]]:
+    return {"weight_packed": ("I32", (rows, cols // 8)), "weight_scale": ("BF16", (rows, 1)),
+            "weight_shape": ("I64", (2,), struct.pack("<qq", rows, cols))}
+
+
+def mlx(rows: int, cols: int) -> dict[str, tuple[Any, ...]]:
+    return {"weight": ("U32", (rows, cols // 8)), "scales": ("F16", (rows, cols // 32)),
+            "biases": ("F16", (rows, cols // 32))}
+
+
+def nvfp4(rows: int, cols: int) -> dict[str, tuple[Any, ...]]:
+    return {"weight": ("U8", (rows, cols // 2)), "weight_scale": ("F8_E4M3", (rows, cols // 16)),
+            "weight_scale_2": ("F32", ()), "input_scale": ("F32", ())}
+
+
+def fp8(rows: int, cols: int) -> dict[str, tuple[Any, ...]]:
+    return {"weight": ("F8_E4M3", (rows, cols)), "weight_scale_inv": ("F32", (1, 1))}
+
+
+@pytest.mark.parametrize(("make", "words", "kind"), [
+    (awq, {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 16}}, "awq"),
+    (packed, {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}},
+     "pack-quantized"),
+    (mlx, {"quantization": {"bits": 4, "group_size": 32}}, "mlx"),
+    (mlx, {"quantization_config": {"bits": 4, "group_size": 32, "mode": "affine"}}, "mlx"),
+    (nvfp4, {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "nvfp4"),
+    (fp8, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
+], ids=["awq", "compressed-tensors", "mlx", "mlx-config", "nvfp4", "fp8"])
+def test_every_container_in_a_folder(cli: Any, checkpoint: Any, tiny: Any, make: Any, words: Any, kind: str) -> None:
+    tensors: dict[str, Any] = {}
+    for name, (_, shape) in tiny.tensors(tiny.config).items():
+        stem = name.removesuffix("weight")
+        tensors |= {stem + s: t for s, t in make(*shape).items()} if "proj" in name else {name: ("F32", shape)}
+    got = cli("inspect", checkpoint(tensors, words), "--json", "--strict")
+    assert (got.code, got.model["agrees"], got.model["parameters"]["files"]) == (0, True, tiny.total)
+    assert [c["kind"] for c in got.model["quantization"]["found"]] == [kind]
+    assert got.json()["warnings"] == []
 
 
 def test_a_container_that_is_not_read_is_not_judged(cli: Any, checkpoint: Any, tiny: Any) -> None:
