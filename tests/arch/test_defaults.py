@@ -25,6 +25,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 NAMES = sorted(p.name for p in GOLDEN.iterdir() if (p / "config.json").exists())
 
 # families with one length for all sizes, or with a table of positions, which needs one
+DRAFTS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}  # their files store a drafting layer without a word about it
 ENDS = {"dbrx", "gemma3", "gpt2", "gpt_bigcode", "gptj", "mpt", "opt"}
 
 
@@ -93,4 +94,5 @@ def test_what_a_silent_file_leaves_open() -> None:
         if arch.families()[silent["model_type"]] not in ENDS:
             model = arch.describe(silent, name)
             assert (model.context.trained, model.context.usable) == (None, None)
-            assert not any("prediction" in left.what for left in model.not_counted)
+            if model.family not in DRAFTS:
+                assert not any("prediction" in left.what for left in model.not_counted)

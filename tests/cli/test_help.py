@@ -71,7 +71,7 @@ def test_help_fits_the_terminal(cli: Any, columns: str) -> None:
 def test_every_command_has_the_common_options(cli: Any, command: str) -> None:
     text = cli(command, "--help").out
     options = {"--format", "--json", "-q, --quiet", "-v, --verbose", "--color", "--debug"}
-    if command not in ("presets", "version"):
+    if command not in ("presets", "doctor", "version"):
         options |= {"--offline", "--hub"}
     assert {o for o in options if o not in text} == set()
 

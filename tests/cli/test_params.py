@@ -91,6 +91,13 @@ def test_active_parameters_by_three_definitions(cli: Any, name: str) -> None:
         assert f"{n:,} {words}" in text
 
 
+def test_a_tied_head_works_though_it_is_the_input_embedding(cli: Any) -> None:
+    """Tied, Mixtral loses one of its two matrices of 32,000 x 4,096, and the last two counts are the same."""
+    active = cli("params", "mixtral-8x7b", "--set", "tie", "--json").model["active"]
+    whole = ACTIVE["mixtral-8x7b"][0] - 32_000 * 4096
+    assert tuple(active.values()) == (whole, whole - 32_000 * 4096, whole - 32_000 * 4096)
+
+
 def test_a_dense_model_has_no_active_count(cli: Any) -> None:
     assert cli("params", "llama-3-8b", "--json").model["active"] is None
 
