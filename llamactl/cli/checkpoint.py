@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from llamactl.spec.model import Model
 
 Notes = tuple[tuple[str, str], ...]
-# A config of another architecture is no reason not to say what lies on disk.
 UNKNOWN = ("config-model-type", "config-remote-code")
 
 
@@ -33,15 +32,16 @@ class Inspected:
     edits: tuple[str, ...] = ()
 
 
-def open_checkpoint(ref: str | None, reach: Access, *, remote: bool = False) -> Inspected:
+def open_checkpoint(ref: str | None, reach: Access, *, remote: bool = False, alone: bool = False) -> Inspected:
     """Read the headers of the checkpoint that `ref` names: a folder, a .safetensors or .gguf file, remote a Hub id.
 
+    alone: the headers by themselves, for weights without a config or of an architecture that nothing here describes.
     Raises UsageError where the reference has no weights; InputRefused and NotAvailable as the readers do.
     """
     from llamactl.source import resolve
 
     if remote:
-        return _remote(ref, reach)
+        return _remote(ref, reach, alone)
     path = os.path.expanduser(ref or "")
     if path.endswith(".safetensors") and not os.path.isdir(path):
         return _single(path)
@@ -51,6 +51,9 @@ def open_checkpoint(ref: str | None, reach: Access, *, remote: bool = False) -> 
     except InputRefused as e:
         if e.code != "config-missing-file" or not os.path.isdir(path):
             raise
+        if not alone:
+            e.help = "copy the model's config.json beside them, or read them alone with --headers-only"
+            raise
         found = Resolved(source="local", id=os.path.basename(os.path.abspath(path)), path=path, folder=path)
         notes = ((e.code, "weights without a config.json: only what the headers say is told"),)
     if found.form == "gguf":
@@ -59,10 +62,16 @@ def open_checkpoint(ref: str | None, reach: Access, *, remote: bool = False) -> 
         kind = "a preset" if found.source == "preset" else "on the Hub"
         raise UsageError("no-folder", f"{found.id} is {kind}, without weight files on this disk",
                          help="give a folder or a file, or --remote ORG/NAME to read headers over the network")
-    from llamactl.checkpoint.folder import read_folder
+    from llamactl.checkpoint.folder import FolderWeights, read_folder
 
-    weights = read_folder(found.folder)
-    model, why = _described(found) if not notes else (None, ())
+    model, why = _described(found, alone) if not notes else (None, ())
+    try:
+        weights = read_folder(found.folder)
+    except InputRefused as e:
+        if e.code != "no-weights" or model is None:
+            raise
+        weights = FolderWeights(path=found.folder, headers=(), tensors={})
+        why += ((e.code, "no weight files here; only the config is told"),)
     return _inspected(found, weights, model, notes + why)
 
 
@@ -92,14 +101,16 @@ def _inspected(found: Resolved, weights: FolderWeights, model: Model | None, not
                      warnings=(*found.notes, *(model.notes if model else ())))
 
 
-def _described(found: Resolved) -> tuple[Model | None, Notes]:
-    """The description, or why there is none."""
+def _described(found: Resolved, alone: bool) -> tuple[Model | None, Notes]:
+    """The description; with `alone`, why there is none."""
     from llamactl.api import describe
 
     try:
         return describe(found), ()
     except InputRefused as e:
-        if e.code not in UNKNOWN and found.form != "gguf":
+        if not alone:
+            if e.code in UNKNOWN:
+                e.help = "--headers-only reads the weights without their config"
             raise
         return None, ((e.code, f"{e.message}; only what the headers say is told"),)
 
@@ -136,7 +147,7 @@ def _gguf(found: Resolved) -> Inspected:
                      warnings=tuple(n for n in model.notes if n not in notes) if model else ())
 
 
-def _remote(ref: str | None, reach: Access) -> Inspected:
+def _remote(ref: str | None, reach: Access, alone: bool) -> Inspected:
     from io import BytesIO
 
     from llamactl.checkpoint.folder import join
@@ -154,7 +165,7 @@ def _remote(ref: str | None, reach: Access) -> Inspected:
     heads = fetch_headers(found.id, found.revision, shards, offline=reach.offline)
     headers = [header_from(BytesIO(h.head), h.file_bytes, f"{found.id}/{h.name}") for h in heads]
     weights = join(found.id, headers, index, shards)
-    model, why = _described(found)
+    model, why = _described(found, alone)
     return _inspected(found, weights, model, why, here=False)
 
 

@@ -12,6 +12,8 @@ from llamactl import __version__
 from llamactl.cli.options import Output, command, new_app
 from llamactl.cli.show import print_json
 from llamactl.errors import LlamactlError
+from llamactl.render import render
+from llamactl.render.document import Column, Document, Table
 
 app = new_app()
 Check = tuple[str, bool, str]
@@ -31,8 +33,9 @@ def doctor(*, out: Output) -> None:
         body = [{"check": name, "ok": ok, "says": says} for name, ok, says in seen]
         print_json("doctor", [], {"llamactl": __version__, "checks": body}, {}, ())
     elif not out.quiet:
-        wide = max(len(name) for name, _, _ in seen)
-        sys.stdout.write("".join(f"{'ok' if ok else '--'}  {name.ljust(wide)}  {says}\n" for name, ok, says in seen))
+        table = Table("", (Column("ok"), Column("check"), Column("says")),
+                      tuple(("ok" if ok else "--", name, says) for name, ok, says in seen))
+        sys.stdout.write(render(Document((table,), table, ()), out.format, color=out.color))
     if not all(ok for _, ok, _ in checks):
         raise typer.Exit(1)
 

@@ -21,6 +21,8 @@ def inspect(
                       )] = None,
     remote: Annotated[bool, typer.Option("--remote", help="Read the headers of a Hub repository by HTTP Range; no "
                       "weights are downloaded.")] = False,
+    headers_only: Annotated[bool, typer.Option("--headers-only", help="Leave the config aside: for weights without "
+                            "one, or of an unknown architecture.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if anything is missing, unexpected, shaped "
                       "otherwise, contradictory or not judged, for CI.")] = False,
     *,
@@ -33,12 +35,13 @@ def inspect(
     """
     from llamactl.cli.checkpoint import open_checkpoint
 
-    found = [open_checkpoint(ref, reach, remote=remote) for ref in models or (None,)]
+    found = [open_checkpoint(ref, reach, remote=remote, alone=headers_only) for ref in models or (None,)]
     reports = [x.report for x in found]
     for x in found:
         if out.quiet and x.report.parameters.files is None:
             raise InputRefused("container-unread", f"not countable: {x.report.not_judged}", path=x.source.path)
-    show("inspect", cast("Any", found), reports, {"remote": remote, "strict": strict}, out)
+    inputs = {"remote": remote, "headers_only": headers_only, "strict": strict}
+    show("inspect", cast("Any", found), reports, inputs, out)
     if strict and not all(r.clean for r in reports):
         print("error[inspect]: not clean; the warnings say why", file=sys.stderr)
         raise typer.Exit(1)

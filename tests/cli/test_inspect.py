@@ -153,14 +153,26 @@ def test_a_stored_tied_head(cli: Any, checkpoint: Any, tiny: Any) -> None:
 
 @pytest.mark.parametrize(("config", "code"), [
     (b'{"model_type": "lama"}', "config-model-type"), (b'{"model_type": "x", "auto_map": {}}', "config-remote-code")])
-def test_an_unknown_architecture_still_shows_what_is_on_disk(cli: Any, folder: Any, tiny: Any, config: bytes, code: str
-                                                             ) -> None:
+def test_an_unknown_architecture_is_refused_and_its_headers_told_on_request(
+        cli: Any, folder: Any, tiny: Any, config: bytes, code: str) -> None:
     path = folder(config, tensors=tiny.tensors(tiny.config))
-    got = cli("inspect", path, "--json")
+    refused = cli("inspect", path)
+    assert (refused.code, refused.out) == (3, "")
+    assert f"error[{code}]" in refused.err
+    assert "--headers-only" in refused.err
+    got = cli("inspect", path, "--headers-only", "--json")
     assert (got.model["family"], got.model["parameters"]["files"]) == (None, tiny.total)
     assert [w["code"] for w in got.json()["warnings"]] == [code]
-    assert cli("inspect", path, "--strict").code == 1
-    assert cli("inspect", path, "-v").code == 0
+    assert cli("inspect", path, "--headers-only", "--strict").code == 1
+    assert cli("inspect", path, "--headers-only", "-v").code == 0
+
+
+def test_a_config_without_weights(cli: Any, folder: Any, tiny: Any) -> None:
+    got = cli("inspect", folder(json.dumps(tiny.config).encode()), "--json")
+    assert got.code == 0
+    assert (got.model["parameters"]["config"], got.model["parameters"]["files"]) == (tiny.total, 0)
+    assert "no-weights" in [w["code"] for w in got.json()["warnings"]]
+    assert cli("inspect", folder(json.dumps(tiny.config).encode(), "again"), "--strict").code == 1
 
 
 @pytest.mark.parametrize(("config", "code"), [(b"null", "config-type"), (b"{", "json-syntax"), (b"", "json-empty"),
@@ -173,7 +185,10 @@ def test_a_broken_config_is_refused(cli: Any, folder: Any, tiny: Any, config: by
 def test_weights_without_a_config(cli: Any, checkpoint: Any, tiny: Any) -> None:
     path = checkpoint()
     (path / "config.json").unlink()
-    got = cli("inspect", path)
+    refused = cli("inspect", path)
+    assert (refused.code, refused.out) == (3, "")
+    assert "--headers-only" in refused.err
+    got = cli("inspect", path, "--headers-only")
     assert got.code == 0
     assert f"files hold {tiny.total:,}" in got.out
     assert "config-missing-file" in got.err
@@ -525,7 +540,7 @@ def corpus(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "index", "gguf"])
+@pytest.mark.parametrize("kind", ["config", "safetensors", "index", "gguf"])
 def test_every_verdict_of_the_corpus(cli: Any, corpus: Path, kind: str) -> None:
     said = {"verify-shape": "weights-shape", "verify-missing": "weights-missing", "verify-extra": "weights-unexpected"}
     wrong = []

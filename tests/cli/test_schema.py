@@ -74,8 +74,10 @@ def objects(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from objects(child, (*path, key))
 
 
-# Objects whose keys are data, not names: what was asked for, dtypes, a maker's figures, a config file, libraries.
-OPEN = {"inputs", "options", "weights_at", "bytes_by_dtype", "published", "config", "libraries"}
+# Objects whose keys are data, not names: what was asked for, dtypes, a maker's figures, a config file, libraries, the
+# parts and features that a model has, a scheme's parameters.
+OPEN = {"inputs", "options", "weights_at", "bytes_by_dtype", "published", "config", "libraries", "parts", "features",
+        "parameters"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
