@@ -31,7 +31,18 @@ def console(*commands: str, lines: int | None = None) -> None:
     print("```")
 
 
-def run(command: str) -> str:
+def picture(command: str, file: str, alt: str) -> None:
+    """Print a command that draws `file`, and the picture. It is drawn anew only when README.md is rewritten:
+
+    its bytes depend on the version of matplotlib, its content on the numbers that the tests hold.
+    """
+    name = Path(file).name
+    if not os.environ.get("README_CHECK"):
+        run(f"{command} --plot {name}", keep=ROOT / file)
+    print(f"```console\n$ {command} --plot {name}\n```\n\n![{alt}]({file})")
+
+
+def run(command: str, keep: Path | None = None) -> str:
     """The command's output, run offline in an empty folder beside the test model `my-model` and the tests' budgets."""
     words = shlex.split(command)
     assert words[0] == "llamactl"
@@ -46,6 +57,9 @@ def run(command: str) -> str:
         env["HF_HOME"] = str(Path(tmp) / "hf")
         done = subprocess.run([sys.executable, "-m", "llamactl", *words[1:]], stdout=subprocess.PIPE, text=True,
                               stderr=subprocess.STDOUT, cwd=tmp, env=env, check=False)
+        if keep is not None:
+            assert done.returncode == 0, done.stdout
+            shutil.copyfile(Path(tmp) / keep.name, keep)
     return done.stdout
 
 
@@ -87,9 +101,11 @@ def families() -> None:
 
 def main(args: list[str]) -> int:
     """Run cog over README.md."""
-    flags = ["--check", "--diff"] if args == ["--check"] else ["-r"]
+    check = args == ["--check"]
+    flags = ["--check", "--diff"] if check else ["-r"]
     return subprocess.run([sys.executable, "-m", "cogapp", "-P", "-I", str(ROOT / "tests"), "-I", str(ROOT), *flags,
-                           str(ROOT / "README.md")], check=False).returncode
+                           str(ROOT / "README.md")], check=False,
+                          env=os.environ | {"README_CHECK": "1" if check else ""}).returncode
 
 
 if __name__ == "__main__":

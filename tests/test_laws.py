@@ -45,9 +45,9 @@ TORCH_ROOMS = {"net", "verify"}
 THIRD_PARTY = {
     "typer": {"cli"}, "click": {"cli"}, "rich": {"render"}, "torch": TORCH_ROOMS, "numpy": TORCH_ROOMS,
     "safetensors": TORCH_ROOMS, "transformers": {"verify"}, "huggingface_hub": {"source"}, "yaml": {"source"},
-    "pynvml": {"source"},
+    "pynvml": {"source"}, "matplotlib": {"render"},
 }
-IN_FUNCTIONS_ONLY = {"huggingface_hub", "pynvml", "yaml", "transformers"}
+IN_FUNCTIONS_ONLY = {"huggingface_hub", "pynvml", "yaml", "transformers", "matplotlib"}
 
 
 class Import(NamedTuple):

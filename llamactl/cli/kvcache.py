@@ -7,8 +7,20 @@ from typing import Annotated
 import typer
 
 from llamactl.cli.load import load_all, own_context
-from llamactl.cli.options import Access, ModelArg, Output, SetOpt, command, new_app, sweep, token_list, tokens
-from llamactl.cli.show import show
+from llamactl.cli.options import (
+    Access,
+    ForceOpt,
+    ModelArg,
+    Output,
+    PlotOpt,
+    SetOpt,
+    command,
+    new_app,
+    sweep,
+    token_list,
+    tokens,
+)
+from llamactl.cli.show import draw, show
 
 app = new_app()
 
@@ -36,6 +48,8 @@ def kv_cache(
     sweep_: Annotated[str | None, typer.Option("--sweep", metavar="ctx=..,batch=..,dtype=..", show_default=False,
                       help="A table over all combinations, e.g. ctx=1k..128k,batch=1,8,dtype=bf16,q8_0.")] = None,
     set_: SetOpt = None,
+    plot: PlotOpt = None,
+    force: ForceOpt = False,
     *,
     out: Output,
     reach: Access,
@@ -59,4 +73,5 @@ def kv_cache(
     inputs = {"ctx": contexts or None, "batch": batches or [1], "dtype": dtypes, "k_dtype": k_dtype,
               "v_dtype": v_dtype, "tp": tp, "engine": engine, "engine_batch": engine_batch, "expanded": expanded,
               "set": list(set_ or ())}
+    draw("kv-cache", reports, plot, force)
     show("kv-cache", loaded, reports, inputs, out)

@@ -59,6 +59,11 @@ def _format(known: tuple[str, ...]) -> Any:
                                               help="Default: table on a terminal, else plain.")]
 
 
+PlotOpt = Annotated[
+    str | None,
+    typer.Option("--plot", metavar="FILE", show_default=False, help="Draw it too, as .png, .svg or .html."),
+]
+ForceOpt = Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")]
 _COMMON: dict[str, tuple[Any, Any]] = {
     "format": (_format(FORMATS), None),
     "json_": (Annotated[bool, typer.Option("--json", help="Same as --format json.")], False),

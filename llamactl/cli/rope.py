@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from llamactl.cli.load import load_all
-from llamactl.cli.options import Access, ModelArg, Output, SetOpt, command, new_app, tokens
-from llamactl.cli.show import show
+from llamactl.cli.options import Access, ForceOpt, ModelArg, Output, PlotOpt, SetOpt, command, new_app, tokens
+from llamactl.cli.show import draw, show
 
 app = new_app()
 
@@ -22,6 +22,8 @@ def rope(
                       help="Stretch to --target-ctx by this scheme instead of the config's.",
                       show_default=False)] = None,
     set_: SetOpt = None,
+    plot: PlotOpt = None,
+    force: ForceOpt = False,
     *,
     out: Output,
     reach: Access,
@@ -35,4 +37,5 @@ def rope(
     target = tokens(target_ctx, "--target-ctx") if target_ctx else None
     loaded = load_all(models, set_, reach)
     reports = [read(x.model, id=x.id, target=target, method=method) for x in loaded]
+    draw("rope", reports, plot, force)
     show("rope", loaded, reports, {"target_ctx": target, "method": method, "set": list(set_ or ())}, out)

@@ -77,3 +77,12 @@ def print_json(command: str, sources: Sequence[dict[str, Any]], result: dict[str
 def _warn(warnings: Warnings) -> None:
     for code, message in warnings:
         print(f"warning[{code}]: {printable(message)}", file=sys.stderr)
+
+
+def draw(command: str, reports: Sequence[Any], file: str | None, force: bool) -> None:
+    """The picture that --plot asks for; before the answer, so that a failure leaves stdout empty."""
+    if file is not None:
+        from llamactl.cli.write import write_file
+        from llamactl.render.plot import picture
+
+        write_file(file, picture(command, reports, file), force=force)

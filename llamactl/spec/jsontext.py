@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import stat
-from typing import Any, Never
+from typing import Any
 
 from llamactl.errors import InputRefused, NotAvailable
 
