@@ -115,6 +115,8 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
                 m.delenv(key)
             for key, value in clean.items():
                 m.setenv(key, value)
+            if (constants := sys.modules.get("huggingface_hub.constants")) is not None:  # read once, at import
+                m.setattr(constants, "HF_HUB_OFFLINE", clean.get("HF_HUB_OFFLINE") == "1")
             m.chdir(cwd or tmp_path)
             capsys.readouterr()
             others = signal.signal(signal.SIGALRM, stuck)
