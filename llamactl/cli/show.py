@@ -82,7 +82,7 @@ def _warn(warnings: Warnings) -> None:
 def draw(command: str, reports: Sequence[Any], file: str | None, force: bool) -> None:
     """The picture that --plot asks for; before the answer, so that a failure leaves stdout empty."""
     if file is not None:
-        from llamactl.cli.write import write_file
+        from llamactl.atomic import create
         from llamactl.render.plot import picture
 
-        write_file(file, picture(command, reports, file), force=force)
+        create(file, picture(command, reports, file), force=force)

@@ -6,11 +6,10 @@ import copy
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
+from llamactl.atomic import put
 from llamactl.errors import InputRefused, OutputError
 from llamactl.source.budget import BudgetFile, parse
 from llamactl.source.tomlspans import Path
@@ -64,39 +63,17 @@ def _unsafe(file: BudgetFile, why: str) -> OutputError:
 
 
 def _replace(file: BudgetFile, raw: bytes) -> None:
-    """A whole new file beside the old one, then one rename. A link keeps pointing at the file it names."""
     path = os.path.realpath(file.path)
-    folder = os.path.dirname(path)
-    temporary = ""
-    try:
-        info = os.stat(path)
-        if not stat.S_ISREG(info.st_mode) or not os.access(path, os.W_OK):
-            raise _unsafe(file, "the file is read-only")
-        fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", suffix=".tmp", dir=folder)
-        with os.fdopen(fd, "wb") as f:
-            f.write(raw)
-            f.flush()
-            os.chmod(temporary, stat.S_IMODE(info.st_mode))
-            os.fsync(f.fileno())
+
+    def unchanged() -> None:
         with open(path, "rb") as f:
             if f.read(len(file.raw) + 1) != file.raw:
                 raise _unsafe(file, "the file was changed meanwhile")
-        os.replace(temporary, path)
-        temporary = ""
-        _sync(folder)
+
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) or not os.access(path, os.W_OK):
+            raise _unsafe(file, "the file is read-only")
+        put(path, raw, stat.S_IMODE(mode), unchanged)
     except OSError as e:
         raise OutputError("budget-update", f"not updated: {e.strerror or e}", path=file.path) from None
-    finally:
-        if temporary:
-            with suppress(OSError):
-                os.unlink(temporary)
-
-
-def _sync(folder: str) -> None:
-    """Have the rename itself on disk, where folders can be opened at all."""
-    with suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

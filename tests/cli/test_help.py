@@ -132,6 +132,14 @@ def test_completion_offers_commands_presets_and_cached_models(run: Any, no_socke
     assert complete(run, no_sockets, "llamactl presets show gpt2-x") == ["gpt2-xl"]
 
 
+def test_completion_takes_any_case() -> None:
+    from llamactl.cli.options import complete_model
+
+    assert complete_model("LLAMA-3-") == complete_model("llama-3-") == ["llama-3-70b", "llama-3-8b"]
+    assert "meta-llama/Meta-Llama-3-8B" in complete_model("meta-llama/meta")
+    assert complete_model("no-such-thing") == []
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_can_be_switched_on(run: Any, no_sockets: dict[str, str | None], shell: str) -> None:
     got = run(env={**no_sockets, "_LLAMACTL_COMPLETE": f"source_{shell}"})

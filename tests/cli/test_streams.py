@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import json
 import os
@@ -197,6 +198,24 @@ def test_every_end_has_its_code_and_one_line(cli: Any, broken: Any, error: BaseE
     assert got.code == code
     ERROR.validate(got.json())
     assert (got.json()["error"]["code"], got.json()["error"]["exit_code"]) == (word, code)
+
+
+def test_an_interruption_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    from llamactl.__main__ import main
+
+    class Loading:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "llamactl.cli.app", Loading())  # type: ignore[misc]
+    monkeypatch.setattr(sys, "argv", ["llamactl", "params", "gpt2"])
+    before = gc.get_threshold()
+    try:
+        assert main() == 130
+    finally:
+        gc.set_threshold(*before)
+    assert capsys.readouterr() == ("", "error[interrupted]: interrupted\n")
 
 
 def test_a_bug_shows_its_traceback_to_debug(cli: Any, broken: Any) -> None:
