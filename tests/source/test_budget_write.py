@@ -16,41 +16,9 @@ from llamactl.errors import OutputError
 from llamactl.source.budget import read
 from llamactl.source.budgetwrite import rewrite
 
-TOML = '''\
-# our promises
-title = "x"
-[tool.other]
-a = 1
-[tool.llamactl.budget."meta-llama/Meta-Llama-3-8B"]  # the big one
-params = 8_030_261_248 # exact
-weights_bytes = { max = "16.1GB" , dtype = 'bf16' }
-context.min = 8192
-active_params = [
-    {exact = 1, convention = "all"}, # first
-    {exact = 2}
-]
-[[tool.llamactl.budget.gpt2.kv_cache_bytes]]
-ctx = 1024
-max = 1
-[[tool.llamactl.budget.gpt2.kv_cache_bytes]]
-ctx = 512
-max = 2
-[tool.llamactl.budget.gpt2]
-tied = false
-'''
-YAML = '''\
-# our promises
-meta-llama/Meta-Llama-3-8B:   # the big one
-  params: 8030261248  # exact
-  weights_bytes: {max: "16.1GB" , dtype: bf16}
-"gpt2":
-  kv_cache_bytes:
-  - ctx: 1024
-    max: 1
-  - {ctx: 512, max: 2}
-  tied: false
-  family: gpt2
-'''
+HERE = Path(__file__).parent
+TOML = (HERE / "promises.toml").read_text(encoding="utf-8")
+YAML = (HERE / "promises.yaml").read_text(encoding="utf-8")
 
 LLAMA = "meta-llama/Meta-Llama-3-8B"
 
