@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import json
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -39,3 +44,29 @@ def content(make_golden: ModuleType) -> ModuleType:
     load(TESTS / "arch" / "state_content.py")
     load(TESTS / "arch" / "gemma_content.py")
     return load(TESTS / "arch" / "content.py")
+
+
+@pytest.fixture(scope="session")
+def within() -> Callable[[float], AbstractContextManager[None]]:
+    """`with within(n):` fails when the block takes more CPU time than n readings of a 20,000-entry JSON document do.
+
+    A reading is some 20 ms on a quick machine; it is measured beside every block, so a slow or busy one judges alike.
+    """
+    document = json.dumps({f"model.layers.{i}.weight": {"dtype": "BF16", "shape": [1, 2], "data_offsets": [i, i + 4]}
+                           for i in range(20_000)})
+
+    def reading() -> float:
+        begin = time.process_time()
+        json.loads(document)
+        return time.process_time() - begin
+
+    @contextmanager
+    def judge(n: float) -> Iterator[None]:
+        gc.collect()  # what other tests left is not this block's
+        unit = min(reading() for _ in range(3))
+        begin = time.process_time()
+        yield
+        spent = time.process_time() - begin
+        assert spent < n * unit, f"{spent / unit:.1f} readings of CPU time, of {n} allowed"
+
+    return judge

@@ -42,12 +42,13 @@ def weights_dtype(model: Model, asked: str | None) -> tuple[DType, str]:
     return named("fp32"), "assumed: the config names none, and PyTorch's default is float32"
 
 
-def silent(model: Model, asked: str | None) -> tuple[tuple[str, str], ...]:
+def silent(model: Model, asked: str | None, option: str = "--dtype") -> tuple[tuple[str, str], ...]:
     """A warning where the bytes rest on an assumed dtype."""
     if asked is not None or model.dtype is not None:
         return ()
     assumed, _ = weights_dtype(model, None)
-    return (("dtype-absent", f"the config names no dtype; {assumed.name} is assumed, --dtype sets another"),)
+    way = f", {option} sets another" if option else ""
+    return (("dtype-absent", f"the config names no dtype; {assumed.name} is assumed{way}"),)
 
 
 def unknown_dtype(word: str) -> UsageError:

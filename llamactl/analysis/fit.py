@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from llamactl.analysis.dtypes import unknown_dtype, weights_dtype
+from llamactl.analysis.dtypes import silent, unknown_dtype, weights_dtype
 from llamactl.analysis.flops import flops
-from llamactl.analysis.kvcache import cost_of
+from llamactl.analysis.kvcache import cost_of, past
 from llamactl.errors import InputRefused, UsageError
 from llamactl.spec.dtype import DType, find_dtype
 from llamactl.spec.model import Layer, Model
@@ -68,6 +68,7 @@ class FitReport:
     prefill_seconds: float | None
     prefill_bound: str | None
     step: int
+    notes: tuple[tuple[str, str], ...]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the names that schema 1 fixes."""
@@ -100,7 +101,7 @@ def fit(
     """
     tp = devices if tp is None else tp
     if devices % tp:
-        raise UsageError("tp", f"{devices} devices cannot hold whole copies over {tp} each")
+        raise UsageError("tp", f"{devices} devices are no multiple of {tp}, the devices of one copy of the model")
     w = _dtype(weights, model)
     k = _dtype(kv, model)
     copies = devices // tp
@@ -122,7 +123,8 @@ def fit(
         max_ctx=largest(lambda c: total(c, share) <= gpu.memory_bytes),
         max_batch=copies * largest(lambda b: total(ctx, b) <= gpu.memory_bytes),
         decode_tokens_per_s=speed.decode_rate(copies), decode_bound=speed.decode_bound,
-        prefill_seconds=speed.prefill, prefill_bound=speed.prefill_bound, step=step)
+        prefill_seconds=speed.prefill, prefill_bound=speed.prefill_bound, step=step,
+        notes=(*past(model, [ctx]), *silent(model, weights, "--weights-dtype")))
 
 
 def largest(fits: Callable[[int], bool]) -> int:

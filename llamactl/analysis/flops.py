@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from llamactl.analysis.dtypes import weights_dtype
+from llamactl.analysis.dtypes import silent, weights_dtype
+from llamactl.analysis.kvcache import past
 from llamactl.errors import InputRefused, UsageError
 from llamactl.spec.latent import LatentAttention
 from llamactl.spec.model import Layer, Model
@@ -52,6 +53,7 @@ class FlopsReport:
     intensity: float
     dtype: str
     not_counted: tuple[str, ...]
+    notes: tuple[tuple[str, str], ...]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the names that schema 1 fixes."""
@@ -107,7 +109,8 @@ def flops(model: Model, tokens: int, *, phase: str = "prefill", batch: int = 1, 
         mla={w: sum(p.values()) * batch for w, p in ways.items()} if latent else None,
         mla_counted=counted if latent else None, weights_bytes_read=dtype.bytes(weights),
         cache_bytes_read=dtype.bytes(cache), intensity=total / moved, dtype=dtype.name,
-        not_counted=("the recurrence of state-space layers",) if state else ())
+        not_counted=("the recurrence of state-space layers",) if state else (),
+        notes=(*past(model, [tokens]), *silent(model, None, "")))
 
 
 def _judgeable(model: Model, id: str | None) -> None:

@@ -160,7 +160,7 @@ def kv_cache(
         full_heads_ratio=full / kept if kept else 1.0, at=at, bytes_per_token=sum(per_token) if linear else None,
         trained_context=model.context.trained, usable_context=model.context.usable, context_why=model.context.why,
         kv_shared_layers=shared, expanded=expanded,
-        notes=(*_notes(groups, k, v), *_past(model, contexts),
+        notes=(*_notes(groups, k, v), *past(model, contexts),
                *silent(model, e.default_dtype or words[0] or k_dtype)),
     )
 
@@ -260,7 +260,7 @@ def _at(groups: Sequence[_Group], e: Engine, step: int, ctx: int, batch: int, k:
                 state_bytes=state * batch, full_heads_bytes=full, group_bytes=parts)
 
 
-def _past(model: Model, contexts: Sequence[int]) -> tuple[tuple[str, str], ...]:
+def past(model: Model, contexts: Sequence[int]) -> tuple[tuple[str, str], ...]:
     """A context past what the model was made for: the bytes are right there, the text may not be."""
     usable, most = model.context.usable, max(contexts)
     if usable is None or most <= usable:

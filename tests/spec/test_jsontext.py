@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +19,8 @@ from llamactl.spec.jsontext import MAX_DEPTH, parse_json, read_bytes, read_json
 
 
 def refusal(data: bytes) -> InputRefused:
-    start = time.perf_counter()
     with pytest.raises(InputRefused) as caught:
         parse_json(data, "dir/config.json")
-    assert time.perf_counter() - start < 1.0
     assert caught.value.path == "dir/config.json"
     assert caught.value.line().isprintable()
     return caught.value
@@ -152,16 +149,14 @@ def test_only_regular_files_are_opened(tmp_path: Path, make: str) -> None:
     assert caught.value.code == "not-a-file"
 
 
-def test_huge_sparse_file_is_refused_by_its_size(tmp_path: Path) -> None:
+def test_huge_sparse_file_is_refused_by_its_size(tmp_path: Path, within: Any) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as f:
         f.truncate(1 << 40)
-    start = time.perf_counter()
-    with pytest.raises(InputRefused) as caught:
+    with within(20), pytest.raises(InputRefused) as caught:
         read_json(str(path))
     assert caught.value.code == "json-too-large"
     assert "1,099,511,627,776 bytes" in caught.value.message
-    assert time.perf_counter() - start < 1.0
 
 
 def test_a_file_that_grows_after_stat_is_still_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
