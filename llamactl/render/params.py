@@ -164,7 +164,7 @@ def _csv(reports: Sequence[ParamsReport], by: str) -> Table:
     if by == "layer":
         return Table("", tuple(Column(x) for x in ("model", "layers", "number", "params_each", "attention",
                                                    "feed_forward", "norms")),
-                     tuple((r.id, layer_ranges(g.ranges, 10**6), g.layers, g.params, g.attention, g.feed_forward,
+                     tuple((r.id, layer_ranges(g.ranges, whole=True), g.layers, g.params, g.attention, g.feed_forward,
                             g.norms) for r in reports for g in r.layer_groups))
     rows: list[tuple[Cell, ...]] = []
     for r in reports:

@@ -93,6 +93,6 @@ def _csv(reports: Sequence[RopeReport]) -> Table:
     names = ("model", "layers", "pair", "frequency", "wavelength", "stretched_frequency", "stretched_wavelength",
              "turns", "slowed", "kind", "unseen")
     return Table("", tuple(Column(n) for n in names), tuple(
-        (r.id, layer_ranges(x.layer_ranges, 10**6), p.j, p.frequency, p.wavelength, p.stretched_frequency,
+        (r.id, layer_ranges(x.layer_ranges, whole=True), p.j, p.frequency, p.wavelength, p.stretched_frequency,
          p.stretched_wavelength, p.turns, p.slowed, p.kind, str(p.unseen).lower())
         for r in reports for x in r.rotations for p in x.pairs))

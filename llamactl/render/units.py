@@ -51,7 +51,15 @@ def cell(value: Cell, kind: str) -> str:
     return count(value) if isinstance(value, int) else f"{value:g}"
 
 
-def layer_ranges(where: tuple[tuple[int, int], ...], most: int = 6) -> str:
-    """((0, 2), (5, 5)) -> 0-2, 5; long lists are cut with their number, for the JSON has them all."""
-    words = [f"{a}" if a == b else f"{a}-{b}" for a, b in where[:most]]
-    return ", ".join(words) + (f", ... ({len(where)} runs)" if len(where) > most else "")
+def layer_ranges(where: tuple[tuple[int, int], ...], whole: bool = False) -> str:
+    """((0, 2), (5, 5)) -> 0-2, 5; unless `whole`, a long and even pattern -> two runs and the last: 0, 2, ..., 40."""
+    words = [f"{a}" if a == b else f"{a}-{b}" for a, b in where]
+    return ", ".join([*words[:2], "...", words[-1]] if not whole and len(where) > 6 and _even(where)
+                     else words)
+
+
+def _even(where: tuple[tuple[int, int], ...]) -> bool:
+    """Whether the first two runs and the last say all the others; the last may be cut short by the model's end."""
+    step, length = where[1][0] - where[0][0], where[0][1] - where[0][0]
+    starts = all(a == where[0][0] + n * step for n, (a, _) in enumerate(where))
+    return starts and all(b - a == length for a, b in where[:-1]) and where[-1][1] - where[-1][0] <= length
