@@ -170,7 +170,7 @@ def size(text: str, option: str) -> int:
 def token_list(values: list[str], option: str = "--ctx") -> list[int]:
     """Several counts: repeated options, comma lists, and ranges 1k..128k that double at each step."""
     out: list[int] = []
-    for word in (w for v in values for w in _split(v)):
+    for word in (w for v in values for w in _split(v, option)):
         first, dots, last = word.partition("..")
         if not dots:
             out.append(tokens(word, option))
@@ -185,9 +185,13 @@ def token_list(values: list[str], option: str = "--ctx") -> list[int]:
     return list(dict.fromkeys(out))
 
 
-def _split(text: str) -> list[str]:
-    """A comma list; 131,072 alone is one number."""
-    if re.fullmatch(r"\d{1,3}(,\d{3})+", text.strip()):
+def _split(text: str, option: str) -> list[str]:
+    """A comma list; 131,072 is one number, for no list has 072; and nobody knows what 512,768 is."""
+    if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", text.strip()):
+        if not re.search(r",0", text):
+            apart = " ".join(f"{option} {w}" for w in text.strip().split(","))
+            raise UsageError("usage", f"{option} {text.strip()} may be one number or several",
+                             help=f"write {option} {text.strip().replace(',', '')} or {apart}")
         return [text]
     return [w for w in re.split(r"[,\s]+", text) if w]
 
@@ -196,7 +200,7 @@ def sweep(text: str) -> dict[str, list[str]]:
     """`ctx=1k..128k,batch=1,8,dtype=bf16,q8_0` as lists; a word without `=` belongs to the key before it."""
     out: dict[str, list[str]] = {}
     key = ""
-    for word in _split(text):
+    for word in _split(text, "--sweep"):
         name, eq, value = word.partition("=")
         if eq:
             key, word = name.strip(), value

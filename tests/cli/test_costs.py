@@ -45,6 +45,7 @@ def test_the_longest_context_fits_and_one_more_does_not(cli: Any) -> None:
     (("fit", "falcon-7b", "--gpu", "l4"), 2, "no-ctx", "--ctx"),
     (("flops", "gpt2", "--phase", "train"), 2, "phase", "prefill nor decode"),
     (("flops", "gpt2", "--ctx", "0"), 2, None, "0"),
+    (("kv-cache", "gpt2", "--ctx", "512,768"), 2, "usage", "write --ctx 512768 or --ctx 512 --ctx 768"),
     (("compare", "gpt2"), 2, "usage", "two models"),
     (("evolve", "gpt2"), 2, "usage", "TO"),
     (("rope", "llama-3-8b", "--target-ctx", "32k", "--method", "magic"), 2, None, "magic"),
@@ -101,3 +102,11 @@ def test_doctor_finds_nothing_wrong_here(cli: Any) -> None:
     got = cli("doctor", "--json")
     assert got.code == 0, got.err
     assert json.loads(got.out)["command"] == "doctor"
+
+
+@pytest.mark.parametrize(("text", "lengths"), [
+    ("131,072", [131072]), ("512,1024", [512, 1024]), ("1k,2k", [1024, 2048]), ("512,76", [512, 76]),
+    ("1,024,000", [1024000])])
+def test_commas_in_a_context(cli: Any, text: str, lengths: list[int]) -> None:
+    got = cli("kv-cache", "llama-3-8b", "--ctx", text, "--json")
+    assert [a["ctx"] for a in got.json()["result"]["models"][0]["at"]] == lengths
