@@ -54,19 +54,23 @@ def _short(value: Any) -> str:
 
 
 def _pairs(x: Rotation) -> Table:
+    """turns: inside the trained context. Narrow enough for a terminal of 100 columns; csv and json have every digit."""
     stretched = x.blended or x.slowed
-    head = [Column("pair", "count"), *(Column(c, "number") for c in ("frequency", "wavelength", "turns in training"))]
+    head = [Column("pair", "count"), *(Column(c, "number") for c in ("frequency", "wavelength", "turns"))]
     if stretched:
-        head += [*(Column(c, "number") for c in ("stretched frequency", "stretched wavelength", "slowed")),
-                 Column("kind")]
-    head.append(Column(""))
+        head += [Column(c, "number") for c in ("stretched", "its wavelength", "slowed")]
+    head.append(Column("kind"))
     rows: list[tuple[Cell, ...]] = []
     for p in x.pairs:
-        row: list[Cell] = [p.j, f"{p.frequency:.6e}", f"{p.wavelength:,.4f}", f"{p.turns:,.4f}"]
+        row: list[Cell] = [p.j, f"{p.frequency:.6e}", _long(p.wavelength), _long(p.turns)]
         if stretched:
-            row += [f"{p.stretched_frequency:.6e}", f"{p.stretched_wavelength:,.4f}", f"{p.slowed:.4g}x", p.kind]
-        rows.append((*row, "unseen" if p.unseen else ""))
+            row += [f"{p.stretched_frequency:.6e}", _long(p.stretched_wavelength), f"{p.slowed:.4g}x"]
+        rows.append((*row, p.kind + (", unseen" if p.unseen else "")))
     return Table("", tuple(head), tuple(rows))
+
+
+def _long(value: float) -> str:
+    return f"{value:,.4f}" if value < 10_000 else f"{value:,.0f}"
 
 
 def _plot(x: Rotation, width: int = 64) -> list[str]:
