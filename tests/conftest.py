@@ -62,11 +62,15 @@ def within() -> Callable[[float], AbstractContextManager[None]]:
 
     @contextmanager
     def judge(n: float) -> Iterator[None]:
-        gc.collect()  # what other tests left is not this block's
-        unit = min(reading() for _ in range(3))
-        begin = time.process_time()
-        yield
-        spent = time.process_time() - begin
+        gc.collect()
+        gc.freeze()  # walking what other tests left is not this block's work
+        try:
+            unit = min(reading() for _ in range(3))
+            begin = time.process_time()
+            yield
+            spent = time.process_time() - begin
+        finally:
+            gc.unfreeze()
         assert spent < n * unit, f"{spent / unit:.1f} readings of CPU time, of {n} allowed"
 
     return judge
