@@ -9,21 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LlamactlError", "__version__", "kv_cache", "load", "params"]
+__all__ = ["LlamactlError", "__version__", "compare", "evolve", "fit", "flops", "kv_cache", "load", "params", "rope"]
 
 if TYPE_CHECKING:
-    from llamactl.api import kv_cache, load, params
+    from llamactl.api import compare, evolve, fit, flops, kv_cache, load, params, rope
     from llamactl.errors import LlamactlError
 
 
 def __getattr__(name: str) -> Any:
     """Public names load on first use, so that `llamactl --version` imports nothing."""
-    if name in ("load", "params", "kv_cache"):
-        from llamactl import api
-
-        return getattr(api, name)
     if name == "LlamactlError":
         from llamactl.errors import LlamactlError
 
         return LlamactlError
+    if name in __all__:
+        from llamactl import api
+
+        return getattr(api, name)
     raise AttributeError(f"module 'llamactl' has no attribute {name!r}")

@@ -11,8 +11,12 @@ from llamactl.source import Resolved, resolve
 from llamactl.spec.model import Model
 
 if TYPE_CHECKING:
+    from llamactl.analysis.compare import CompareReport, EvolveReport
+    from llamactl.analysis.fit import FitReport
+    from llamactl.analysis.flops import FlopsReport
     from llamactl.analysis.kvcache import KvCacheReport
     from llamactl.analysis.params import ParamsReport
+    from llamactl.analysis.rope import RopeReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +69,15 @@ def describe(found: Resolved) -> Model:
     return describe_gguf(read_parts(found.path), where)
 
 
+def _loaded(model: Loaded | str) -> Loaded:
+    return load(model) if isinstance(model, str) else model
+
+
 def params(model: Loaded | str, *, dtype: str | None = None) -> ParamsReport:
     """Parameters by component, active per token, bytes. model: what `load` gave, or a reference. dtype: of weights."""
     from llamactl.analysis.params import params as count
 
-    loaded = load(model) if isinstance(model, str) else model
+    loaded = _loaded(model)
     return count(loaded.model, id=loaded.id, dtype=dtype)
 
 
@@ -89,6 +97,59 @@ def kv_cache(
     """Bytes of the KV cache at `ctx` tokens (one or several) x `batch` sequences; see analysis.kvcache.kv_cache."""
     from llamactl.analysis.kvcache import kv_cache as cost
 
-    loaded = load(model) if isinstance(model, str) else model
+    loaded = _loaded(model)
     return cost(loaded.model, ctx, batch=batch, dtype=dtype, k_dtype=k_dtype, v_dtype=v_dtype, tp=tp, engine=engine,
                 step=step, expanded=expanded, id=loaded.id)
+
+
+def flops(model: Loaded | str, tokens: int, *, phase: str = "prefill", batch: int = 1) -> FlopsReport:
+    """Multiply-adds x 2 of a prompt of `tokens`, or of one token more ("decode"); see analysis.flops.flops."""
+    from llamactl.analysis.flops import flops as count
+
+    loaded = _loaded(model)
+    return count(loaded.model, tokens, phase=phase, batch=batch, id=loaded.id)
+
+
+def fit(
+    model: Loaded | str,
+    gpu: str,
+    ctx: int,
+    *,
+    batch: int = 1,
+    weights: str | None = None,
+    kv: str | None = None,
+    tp: int | None = None,
+    overhead: int = 1 << 30,
+    step: int = 2048,
+) -> FitReport:
+    """Whether a model fits on `gpu` ("h100-80gb", "h100-80gbx4", "auto"); see analysis.fit.fit."""
+    from llamactl.analysis.fit import fit as judge
+    from llamactl.source.gpus import find
+
+    loaded = _loaded(model)
+    device, devices = find(gpu)
+    return judge(loaded.model, device, devices, ctx, batch=batch, weights=weights, kv=kv, tp=tp, overhead=overhead,
+                 step=step, id=loaded.id)
+
+
+def rope(model: Loaded | str, *, target: int | None = None, method: str | None = None) -> RopeReport:
+    """Every rotated pair, as trained and as stretched; see analysis.rope.rope."""
+    from llamactl.analysis.rope import rope as read
+
+    loaded = _loaded(model)
+    return read(loaded.model, id=loaded.id, target=target, method=method)
+
+
+def compare(*models: Loaded | str) -> CompareReport:
+    """Models side by side, the first the measure of the others."""
+    from llamactl.analysis.compare import compare as compared
+
+    return compared([(x.id, x.model) for x in map(_loaded, models)])
+
+
+def evolve(start: Loaded | str, goal: Loaded | str) -> EvolveReport:
+    """From one model to another, one edit at a time."""
+    from llamactl.analysis.compare import evolve as walk
+
+    a, b = _loaded(start), _loaded(goal)
+    return walk(a.model, b.model, start=a.id, goal=b.id)

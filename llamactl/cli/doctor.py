@@ -61,7 +61,8 @@ def _optional() -> Iterator[Check]:
     """What some uses need; missing is no fault."""
     from importlib.util import find_spec
 
-    for name, why in (("torch", "running models"), ("transformers", "a reference"), ("pynvml", "--gpu auto")):
+    for name, why in (("torch", "running models"), ("transformers", "a reference"), ("pynvml", "--gpu auto"),
+                      ("matplotlib", "--plot")):
         there = find_spec(name) is not None
         yield name, there, "installed" if there else f"not installed; needed for {why}"
     from llamactl.source.hub import settings

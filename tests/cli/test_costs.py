@@ -110,3 +110,27 @@ def test_doctor_finds_nothing_wrong_here(cli: Any) -> None:
 def test_commas_in_a_context(cli: Any, text: str, lengths: list[int]) -> None:
     got = cli("kv-cache", "llama-3-8b", "--ctx", text, "--json")
     assert [a["ctx"] for a in got.json()["result"]["models"][0]["at"]] == lengths
+
+
+def test_the_api_says_what_the_commands_say(cli: Any) -> None:
+    import llamactl
+
+    def told(*args: str) -> Any:
+        return cli(*args, "--json").json()["result"]
+
+    def same(report: Any, printed: dict[str, Any]) -> None:
+        body = json.loads(json.dumps(report.to_dict()))
+        body.pop("notes", None)
+        assert body.items() <= printed.items()
+
+    model = llamactl.load("llama-3-8b")
+    same(llamactl.flops(model, 512, phase="decode", batch=2),
+         told("flops", "llama-3-8b", "--ctx", "512", "--phase", "decode", "--batch", "2")["models"][0])
+    same(llamactl.fit("llama-3-8b", "h100-80gbx2", 8192, kv="q8_0"),
+         told("fit", "llama-3-8b", "--gpu", "h100-80gbx2", "--ctx", "8k", "--kv-dtype", "q8_0")["models"][0])
+    same(llamactl.rope(model, target=32768, method="yarn"),
+         told("rope", "llama-3-8b", "--target-ctx", "32k", "--method", "yarn")["models"][0])
+    printed = told("compare", "gpt2", "llama-3-8b")
+    assert [d.feature for d in llamactl.compare("gpt2", model).differences] == [
+        d["feature"] for d in printed["differences"]]
+    same(llamactl.evolve("gpt2", model), told("evolve", "gpt2", "llama-3-8b"))
