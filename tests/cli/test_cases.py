@@ -415,17 +415,15 @@ def test_sixteen_gigabytes_are_counted_by_their_header(folder: Any, tiny: Any, t
     path = folder(LLAMA_3, tensors=tiny.tensors(LLAMA_3, "BF16"))
     assert (path / "model.safetensors").stat().st_size > 16_060_522_496
     # VmHWM begins anew with the program; ru_maxrss would still hold what pytest had in memory when it forked
-    code = ("import re, resource, runpy, sys; sys.argv = ['llamactl', *sys.argv[1:]]\n"
+    code = ("import re, runpy, sys; sys.argv = ['llamactl', *sys.argv[1:]]\n"
             "try: runpy.run_module('llamactl', run_name='__main__')\n"
-            "finally: u = resource.getrusage(resource.RUSAGE_SELF); print(u.ru_utime + u.ru_stime,"
-            " int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) >> 10, file=sys.stderr)")
+            "finally: print(int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) >> 10,"
+            " file=sys.stderr)")
     done = subprocess.run([sys.executable, "-c", code, "params", str(path), "--weights", "--json"], text=True,
                           env=environment(tmp_path), capture_output=True, check=True, timeout=60)
     files = json.loads(done.stdout)["result"]["models"][0]["files"]
     assert (files["elements"], files["weights_bytes"], files["agrees"]) == (8_030_261_248, 16_060_522_496, True)
-    seconds, megabytes = done.stderr.split()
-    assert float(seconds) < 10
-    assert int(megabytes) < 200
+    assert int(done.stderr) < 200  # MiB; its CPU time is held as a ratio, in tests/cli/test_inspect.py
 
 
 def test_what_is_a_path_and_what_is_a_hub_id(cli: Any, run: Any, folder: Any) -> None:
