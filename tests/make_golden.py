@@ -50,7 +50,9 @@ def build(folder: Path) -> torch.nn.Module:
     torch.manual_seed(0)
     if data["model_type"] == "gemma3n":  # its picture tower is timm's, so both towers are left out; the rest is its own
         text_only()
-    model = auto.from_config(config, attn_implementation="eager").to(torch.float32).eval()
+    # Falcon's eager path adds ALiBi twice (transformers 5.24), once in the mask and once to the scores; sdpa does not.
+    how = "sdpa" if data["model_type"] == "falcon" and data.get("alibi") else "eager"
+    model = auto.from_config(config, attn_implementation=how).to(torch.float32).eval()
     draw(model)
     as_published(model)
     return model

@@ -98,7 +98,7 @@ def flops(model: Model, tokens: int, *, phase: str = "prefill", batch: int = 1, 
     parts = ways[counted]
     full = _count(model, tokens, new, phase, counted, square)
     total = sum(parts.values()) * batch
-    weights, cache = _read(model, tokens, new, batch)
+    weights, cache = elements_read(model, tokens, new, batch)
     dtype, _ = weights_dtype(model, None)
     moved = dtype.bytes(weights) + dtype.bytes(cache)
     state = any(layer.state for layer in model.layers)
@@ -172,7 +172,7 @@ def _latent(a: LatentAttention, tokens: int, new: int, n: int, way: str) -> Coun
                     "attention values": 2 * a.n_heads * a.kv_rank * n})
 
 
-def _read(model: Model, tokens: int, new: int, batch: int) -> tuple[int, int]:
+def elements_read(model: Model, tokens: int, new: int, batch: int) -> tuple[int, int]:
     """(parameters read, cache elements read). Of the routed experts, at most top_k a token are read."""
     weights = cache = 0
     for layer, n in model.distinct_layers():

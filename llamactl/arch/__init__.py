@@ -18,6 +18,8 @@ from llamactl.spec.config import Config
 from llamactl.spec.model import Model
 from llamactl.spec.naming import Rule
 
+_TABLE = {"gguf": "GGUF_NAMES"}  # GGUF itself lists the architectures that a family answers to
+
 
 @lru_cache
 def families() -> Mapping[str, str]:
@@ -94,7 +96,25 @@ def _unknown(cfg: Config, model_type: str) -> InputRefused:
 
 
 def names(model: Model, layout: str = "hf") -> tuple[Rule, ...]:
-    """The naming table of `model`'s family in `layout`."""
-    table = getattr(family(model.family), layout.upper())
+    """The naming table of `model`'s family in `layout`. Raises InputRefused layout-unknown."""
+    table = getattr(family(model.family), _TABLE.get(layout, layout.upper()), None)
+    if table is None:
+        raise InputRefused("layout-unknown", f"the {layout} names of {model.family} tensors are not known",
+                           help="give the model as a Hugging Face folder")
+    if layout in _TABLE:  # named, not held, so that no config command reads the tables of GGUF
+        from llamactl.arch._ggufnames import TABLES
+
+        return TABLES[table]
     rules: tuple[Rule, ...] = table(model) if callable(table) else table
     return rules
+
+
+def ignored(model: Model, layout: str = "hf") -> tuple[tuple[str, str], ...]:
+    """(pattern, why) of tensors that stand in files of `layout` and are no weights of the model."""
+    if layout in _TABLE:
+        from llamactl.arch._ggufnames import IGNORED
+
+        return IGNORED
+    word = "IGNORED" if layout == "hf" else f"{layout.upper()}_IGNORED"
+    patterns: tuple[tuple[str, str], ...] = getattr(family(model.family), word, ())
+    return patterns

@@ -12,6 +12,7 @@ from llamactl.spec.model import Layer, NotCounted
 from llamactl.spec.naming import Fused, Rule, rule
 from llamactl.spec.parts import MoE
 from llamactl.spec.ropeconfig import partial_factor, read_rope
+from llamactl.spec.routing import Routing
 from llamactl.spec.state import GatedDeltaNet
 
 H, L = "model.layers.{i}.", "layers.{i}."
@@ -57,10 +58,10 @@ def words(cfg: Config, n: int) -> tuple[str, ...]:
     return b.pattern(cfg, n, cfg.integer("full_attention_interval", hi=LAYERS, default=4), other="linear_attention")
 
 
-def experts(cfg: Config, hidden: int) -> MoE:
+def experts(cfg: Config, hidden: int, routing: Routing | None) -> MoE:
     """Routed experts beside one with a gate of its own."""
     return b.moe(cfg, b.mlp(cfg, hidden, key="moe_intermediate_size"), "num_experts", "num_local_experts",
-                 shared=b.mlp(cfg, hidden, key="shared_expert_intermediate_size"), shared_gate=True)
+                 shared=b.mlp(cfg, hidden, key="shared_expert_intermediate_size"), shared_gate=True, routing=routing)
 
 
 def drafts(layers: int, block: Layer, why: str) -> list[NotCounted]:

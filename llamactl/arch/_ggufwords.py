@@ -71,7 +71,10 @@ _NUMBERS = {
 _REQUIRED = ("block_count", "context_length", "embedding_length", "attention.head_count")
 _ELSEWHERE = {"attention.key_length": ("head_dim",), "attention.sliding_window": ("sliding_window",),
               "attention.sliding_window_pattern": ("layer_types",), "rope.freq_base": ("rope_theta",),
-              "rope.dimension_count": ("partial_rotary_factor",), "rope.scaling.factor": ("rope_scaling.factor",)}
+              "rope.dimension_count": ("partial_rotary_factor",), "rope.scaling.factor": ("rope_scaling.factor",),
+              "expert_weights_norm": ("norm_topk_prob",), "expert_weights_scale": ("routed_scaling_factor",),
+              "expert_gating_func": ("scoring_func",), "expert_group_count": ("n_group",),
+              "expert_group_used_count": ("topk_group",)}
 _KEY_OF = {word: key for table in (_NUMBERS, {k: v[0] for k, v in _INTEGERS.items()}, _ELSEWHERE)
            for key, words in table.items() for word in words}
 _WORD = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in sorted(_KEY_OF, key=len, reverse=True)))
@@ -177,6 +180,18 @@ def _latent(meta: Metadata) -> dict[str, Any]:
         raise meta.refuse("gguf-range", f"{meta.prefix}attention{mla % 'key'} is {key}, of which {turned} rotate")
     return {"qk_rope_head_dim": turned, "qk_nope_head_dim": key - turned, "v_head_dim": value,
             "q_lora_rank": meta.integer("attention.q_lora_rank", default=None)}
+
+
+def routing(meta: Metadata) -> dict[str, Any]:
+    """How DeepSeek's experts are chosen. Groups and scale that a file leaves out stay unknown: null, not a default."""
+    func = meta.integer("expert_gating_func", lo=0, hi=COUNT, default=None)
+    return {
+        "norm_topk_prob": meta.flag("expert_weights_norm", default=False),
+        "routed_scaling_factor": meta.number("expert_weights_scale", default=None),
+        "scoring_func": None if func is None else {1: "softmax", 2: "sigmoid"}.get(func, str(func)),
+        "n_group": meta.integer("expert_group_count", hi=COUNT, default=None),
+        "topk_group": meta.integer("expert_group_used_count", hi=COUNT, default=None),
+    }
 
 
 def _windows(meta: Metadata, n_layers: int) -> dict[str, Any]:

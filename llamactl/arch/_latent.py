@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import log
 
 from llamactl.arch import _build as b
 from llamactl.arch._moe import SHARED, experts, moe_layers, mtp
@@ -14,6 +15,7 @@ from llamactl.spec.model import Layer, Model
 from llamactl.spec.naming import Fused, rule
 from llamactl.spec.rope import Rope
 from llamactl.spec.ropeconfig import read_context, read_rope
+from llamactl.spec.routing import Routing
 
 H, L = "model.layers.{i}.", "layers.{i}."
 LATENT = {
@@ -39,15 +41,24 @@ def attention(cfg: Config, hidden: int, rope: Rope, *, v_dim: int | None = None)
     n_heads = cfg.integer("num_attention_heads", hi=COUNT)
     if "q_lora_rank" not in cfg.data:
         raise cfg.refuse("config-missing", "q_lora_rank is missing (null stands for an unfactored q)")
+    nope = cfg.integer("qk_nope_head_dim")
     return LatentAttention(
         hidden=hidden, n_heads=n_heads, q_rank=cfg.integer("q_lora_rank", default=None),
-        kv_rank=cfg.integer("kv_lora_rank"), qk_nope=cfg.integer("qk_nope_head_dim"), qk_rope=rope.dim,
+        kv_rank=cfg.integer("kv_lora_rank"), qk_nope=nope, qk_rope=rope.dim, scale=score_scale(nope + rope.dim, rope),
         v_dim=cfg.integer("v_head_dim") if v_dim is None else cfg.integer("v_head_dim", default=v_dim), eps=1e-6,
         rope=rope, bias=cfg.flag("attention_bias", default=False),
     )
 
 
-def deepseek(cfg: Config, family: str, *, correction: bool) -> Model:
+def score_scale(dim: int, rope: Rope) -> float | None:
+    """dim^-0.5 x (0.1 mscale_all_dim ln(factor) + 1)^2 where YaRN names mscale_all_dim; None for dim^-0.5."""
+    s = rope.scaling
+    if s is None or not s.mscale_all_dim or not s.factor or s.factor <= 1:
+        return None
+    return float(dim**-0.5 * (0.1 * s.mscale_all_dim * log(s.factor) + 1.0) ** 2)
+
+
+def deepseek(cfg: Config, family: str, routing: Routing | None, *, correction: bool) -> Model:
     """The stack of V2 and V3: first_k_dense_replace dense layers, then MoE.
 
     correction: V3's load-balancing bias, a stored buffer beside each router.
@@ -55,10 +66,11 @@ def deepseek(cfg: Config, family: str, *, correction: bool) -> Model:
     hidden, n = b.shape(cfg)
     pairs = "adjacent" if cfg.flag("rope_interleave", default=True) else "half"
     attn = attention(cfg, hidden, read_rope(cfg, cfg.integer("qk_rope_head_dim"), pairs=pairs))
-    return stack(cfg, family, (attn,) * n, correction=correction)
+    return stack(cfg, family, (attn,) * n, routing, correction=correction)
 
 
-def sparse(cfg: Config, family: str, full: Sequence[bool], *, pairs: str, eps: float = 1e-6) -> Model:
+def sparse(cfg: Config, family: str, full: Sequence[bool], *, pairs: str, routing: Routing | None,
+           eps: float = 1e-6) -> Model:
     """V3's stack whose attention reads the tokens an indexer chose (DSA). full: layers with an indexer of their own.
 
     pairs: how the indexer rotates; attention itself turns neighbouring dimensions. eps: of the norms, by default.
@@ -76,17 +88,17 @@ def sparse(cfg: Config, family: str, full: Sequence[bool], *, pairs: str, eps: f
     indexer = Indexer(hidden=hidden, q_rank=alone.q_rank, heads=cfg.integer("index_n_heads", hi=COUNT), head_dim=dim,
                       top_k=cfg.integer("index_topk"), rope=replace(rope, pairs=pairs))
     choosing = replace(alone, indexer=indexer)
-    return stack(cfg, family, [choosing if own else alone for own in full], correction=True, eps=eps)
+    return stack(cfg, family, [choosing if own else alone for own in full], routing, correction=True, eps=eps)
 
 
-def stack(cfg: Config, family: str, attention: Sequence[LatentAttention], *, correction: bool,
-          eps: float = 1e-6) -> Model:
+def stack(cfg: Config, family: str, attention: Sequence[LatentAttention], routing: Routing | None, *,
+          correction: bool, eps: float = 1e-6) -> Model:
     """A pre-norm block around each of `attention`, dense or MoE as the config says, and the model around them."""
     hidden, n = b.shape(cfg)
     cfg.expect("moe_layer_freq", allowed=(1,), default=1)
     norm, moe = b.rms(cfg, hidden, default=eps), moe_layers(cfg, n)
     dense = None if all(moe) else b.mlp(cfg, hidden)
-    routed = experts(cfg, hidden, correction) if any(moe) else None
+    routed = experts(cfg, hidden, routing, correction=correction) if any(moe) else None
     made: dict[tuple[LatentAttention, bool], Layer] = {}
     for key in dict.fromkeys(zip(attention, moe, strict=True)):
         made[key] = Layer(attn=key[0], mlp=routed if key[1] else dense, attn_norm=norm, mlp_norm=norm)

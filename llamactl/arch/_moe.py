@@ -6,6 +6,7 @@ from llamactl.arch import _build as b
 from llamactl.spec.config import COUNT, LAYERS, Config
 from llamactl.spec.model import Layer, NotCounted
 from llamactl.spec.parts import MoE
+from llamactl.spec.routing import Routing
 
 SHARED = {f"mlp.shared.{x}": f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")}
 
@@ -21,7 +22,7 @@ def moe_layers(cfg: Config, n: int) -> tuple[bool, ...]:
     return tuple(w == "sparse" for w in words)
 
 
-def experts(cfg: Config, hidden: int, correction: bool) -> MoE:
+def experts(cfg: Config, hidden: int, routing: Routing | None, *, correction: bool = True) -> MoE:
     """Routed experts and one shared MLP as wide as n_shared_experts of them."""
     expert = b.mlp(cfg, hidden, key="moe_intermediate_size")
     if "n_shared_experts" not in cfg.data:
@@ -30,7 +31,8 @@ def experts(cfg: Config, hidden: int, correction: bool) -> MoE:
     shared = None
     if n_shared:
         shared = type(expert)(hidden=hidden, ffn=expert.ffn * n_shared, activation=expert.activation)
-    return b.moe(cfg, expert, "n_routed_experts", "num_experts", shared=shared, correction_bias=correction)
+    return b.moe(cfg, expert, "n_routed_experts", "num_experts", shared=shared, correction_bias=correction,
+                 routing=routing)
 
 
 def mtp(cfg: Config, block: Layer, hidden: int) -> list[NotCounted]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from llamactl.spec.naming import Rule, rule
+from llamactl.spec.naming import RopePairs, Rule, rule
 
 # canonical -> HF, for modules with a .weight and possibly a .bias
 LLAMA_OUTER = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
@@ -31,6 +31,12 @@ def modules(table: Mapping[str, str]) -> tuple[Rule, ...]:
 def blocks(*tables: Mapping[str, str], prefix: str = "model.layers.{i}.") -> tuple[Rule, ...]:
     """The modules of every block under `prefix`."""
     return modules({f"layers.{{i}}.{c}": prefix + s for t in tables for c, s in t.items()})
+
+
+def paired(q: str, k: str) -> tuple[Rule, ...]:
+    """q and k of every block, stored as `q` and `k` with rows that rotate in neighbouring pairs; biases too."""
+    return tuple(rule(f"{s}.{p}", f"layers.{{i}}.attn.{x}.{p}", ops=(RopePairs(),), groups=groups)
+                 for x, s, groups in (("q", q, "heads"), ("k", k, "kv_heads")) for p in ("weight", "bias"))
 
 
 def under(prefix: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llamactl.arch import _build as b
+from llamactl.arch import _routing
 from llamactl.arch._names import modules
 from llamactl.spec.config import COUNT, POSITIONS, Config
 from llamactl.spec.model import Context, Model
@@ -41,7 +42,8 @@ def describe(cfg: Config) -> Model:
     expert = MLP(hidden=hidden, ffn=wide, activation=act.activation("name", default="silu"))
     norm = Norm(dim=hidden, eps=1e-5, kind="layer")
     length = cfg.integer("max_seq_len", "max_position_embeddings", hi=POSITIONS)
-    return b.decoder(cfg, "dbrx", (b.pre_norm(attn, b.moe(experts, expert, "moe_num_experts"), norm),) * n, norm=norm,
+    ff = b.moe(experts, expert, "moe_num_experts", routing=_routing.dbrx(experts))
+    return b.decoder(cfg, "dbrx", (b.pre_norm(attn, ff, norm),) * n, norm=norm,
                      context=Context(trained=length, usable=length, why="max_seq_len"))
 
 

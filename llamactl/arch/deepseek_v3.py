@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from llamactl.arch import _routing
 from llamactl.arch._latent import DEEPSEEK, deepseek
 from llamactl.spec.config import Config
 from llamactl.spec.model import Model
+
+if TYPE_CHECKING:
+    from llamactl.arch._ggufwords import Metadata
 
 MODEL_TYPES = ("deepseek_v3", "kimi_k2")
 GGUF = ("deepseek2",)
@@ -14,4 +20,11 @@ HF = DEEPSEEK
 
 def describe(cfg: Config) -> Model:
     correction = cfg.expect("topk_method", allowed=("noaux_tc",), default="noaux_tc") == "noaux_tc"
-    return deepseek(cfg, "deepseek_v3", correction=correction)
+    return deepseek(cfg, "deepseek_v3", _routing.noaux(cfg, groups=(8, 4), scale=2.5), correction=correction)
+
+
+def from_gguf(meta: Metadata) -> dict[str, object]:
+    """The routing has metadata of its own."""
+    from llamactl.arch._ggufwords import routing
+
+    return routing(meta)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamactl.arch import _build as b
+from llamactl.arch import _routing
 from llamactl.arch._moe import experts, moe_layers
 from llamactl.arch.glm4_moe import HF
 from llamactl.spec.config import COUNT, LAYERS, Config
@@ -27,7 +28,7 @@ def describe(cfg: Config) -> Model:
     ff: dict[bool, MLP | MoE] = {}
     if any(sparse):
         cfg.integer("n_shared_experts", hi=COUNT)
-        ff[True] = experts(cfg, hidden, True)
+        ff[True] = experts(cfg, hidden, _routing.noaux(cfg, normalise=False))
     if not all(sparse):
         ff[False] = b.mlp(cfg, hidden)
     attn = {"full_attention": full, "sliding_attention": replace(full, window=window)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llamactl.arch import _build as b
+from llamactl.arch import _routing
 from llamactl.arch._moe import SHARED
 from llamactl.arch._names import EXPERTS, LLAMA, blocks
 from llamactl.spec.config import COUNT, LAYERS, Config
@@ -48,7 +49,8 @@ def experts(cfg: Config, hidden: int) -> MoE:
         raise cfg.refuse("config-range", f"{top_k} experts per token of {count}")
     n_shared = cfg.integer("moe_num_shared_experts", lo=0, hi=COUNT)
     wide = MLP(hidden=hidden, ffn=expert.ffn * n_shared, activation=expert.activation) if n_shared else None
-    return MoE(hidden=hidden, n_experts=count, top_k=top_k, expert=expert, shared=wide, correction_bias=True)
+    return MoE(hidden=hidden, n_experts=count, top_k=top_k, expert=expert, shared=wide, correction_bias=True,
+               routing=_routing.ernie(cfg))
 
 
 def mtp(cfg: Config, dense: Layer, hidden: int) -> list[NotCounted]:

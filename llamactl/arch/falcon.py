@@ -48,7 +48,7 @@ def describe(cfg: Config) -> Model:
     dim = cfg.divided(hidden, heads)
     rope = None if alibi else read_rope(cfg, dim)
     attn = Attention(hidden=hidden, n_heads=heads, n_kv_heads=kv, head_dim=dim, rope=rope, alibi=alibi, qkv_bias=bias,
-                     o_bias=bias, hf_cache_heads=heads if new else None)
+                     o_bias=bias, alibi_scaled=alibi, hf_cache_heads=heads if new else None)
     ffn = cfg.integer("ffn_hidden_size", default=4 * hidden)
     ff = MLP(hidden=hidden, ffn=ffn, activation=cfg.activation("activation", default="gelu"), gated=False, bias=bias)
     norm = b.layer_norm(cfg, hidden, "layer_norm_epsilon")

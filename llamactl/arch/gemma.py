@@ -10,6 +10,7 @@ from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("gemma",)
 GGUF = ("gemma",)
+GGUF_NAMES = "norm_plus_one"
 HF = LLAMA
 
 

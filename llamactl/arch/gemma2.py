@@ -13,6 +13,7 @@ from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("gemma2",)
 GGUF = ("gemma2",)
+GGUF_NAMES = "norm_plus_one"
 NORMS = {
     "attn_norm": "input_layernorm", "attn_post_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm", "mlp_post_norm": "post_feedforward_layernorm",

@@ -22,6 +22,7 @@ from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("gemma3", "gemma3_text")
 GGUF = ("gemma3",)
+GGUF_NAMES = "norm_plus_one"
 TEXT = (*GEMMA2, *blocks(QK_NORM))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llamactl.arch import _build as b
+from llamactl.arch import _routing
 from llamactl.arch._moe import SHARED, experts, moe_layers, mtp
 from llamactl.arch._names import EXPERTS, LLAMA, QK_NORM, blocks
 from llamactl.spec.config import COUNT, Config
@@ -27,7 +28,7 @@ def describe(cfg: Config) -> Model:
     of: dict[bool, Layer] = {}
     if any(sparse):
         cfg.integer("n_shared_experts", lo=0, hi=COUNT)
-        of[True] = b.pre_norm(attn, experts(cfg, hidden, True), norm)
+        of[True] = b.pre_norm(attn, experts(cfg, hidden, _routing.noaux(cfg)), norm)
     if not all(sparse):
         of[False] = b.pre_norm(attn, b.mlp(cfg, hidden), norm)
     return b.decoder(cfg, "glm4_moe", [of[moe] for moe in sparse], norm=norm, context=read_context(cfg, rope),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llamactl.arch import _build as b
+from llamactl.arch import _routing
 from llamactl.arch._latent import DEEPSEEK, INDEXER, sparse
 from llamactl.spec.config import LAYERS, Config
 from llamactl.spec.model import Model
@@ -19,7 +20,7 @@ def describe(cfg: Config) -> Model:
     own = indexers(cfg, n)
     if not own[0]:
         raise cfg.refuse("config-layers", "the first layer shares an indexer, but none stands before it")
-    return sparse(cfg, "glm_moe_dsa", own, pairs="adjacent", eps=1e-5)
+    return sparse(cfg, "glm_moe_dsa", own, pairs="adjacent", eps=1e-5, routing=_routing.noaux(cfg, scale=2.5))
 
 
 def indexers(cfg: Config, n: int) -> tuple[bool, ...]:

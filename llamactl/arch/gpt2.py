@@ -30,6 +30,16 @@ IGNORED = (
     (f"{H}attn.bias", "the causal mask as a buffer, computed from n_positions"),
     (f"{H}attn.masked_bias", "the value of a masked position, a constant"),
 )
+GGUF_NAMES = "qkv"
+# nanoGPT's ckpt.pt: the same names, with matrices (out, in).
+NANOGPT = tuple(rule(r.stored, *r.of, ops=tuple(op for op in r.ops if not isinstance(op, Transposed))) for r in HF)
+NANOGPT_IGNORED = IGNORED
+# As it is written when the model is built by hand in plain words.
+LESSON = modules({
+    "embed": "wte", "pos_embed": "wpe", "norm": "norm", "head": "lm_head", f"{L}attn_norm": "blocks.{i}.ln_1",
+    f"{L}mlp_norm": "blocks.{i}.ln_2", f"{L}mlp.up": "blocks.{i}.mlp.w1", f"{L}mlp.down": "blocks.{i}.mlp.w2",
+    **{f"{L}attn.{x}": f"blocks.{{i}}.attn.w{x}" for x in "qkvo"}})
+LESSON_IGNORED = (("*.mask", "the causal mask as a buffer"),)
 
 
 def describe(cfg: Config) -> Model:
@@ -39,12 +49,13 @@ def describe(cfg: Config) -> Model:
     rows = cfg.integer("n_positions", "max_position_embeddings", hi=POSITIONS, default=None)
     if rows is None:  # the oldest files have n_ctx alone; beside n_positions it plays no part
         rows = cfg.integer("n_ctx", hi=POSITIONS)
+    bias = cfg.flag("bias", default=True)  # nanoGPT's word: false takes the biases of its norms too
     attn = Attention(hidden=hidden, n_heads=heads, n_kv_heads=heads, head_dim=cfg.divided(hidden, heads),
-                     qkv_bias=True, o_bias=True)
+                     qkv_bias=bias, o_bias=bias)
     ffn = cfg.integer("n_inner", default=4 * hidden)
     act = cfg.activation("activation_function", default="gelu_new")
-    norm = b.layer_norm(cfg, hidden, "layer_norm_epsilon")
-    layer = Layer(attn=attn, mlp=MLP(hidden=hidden, ffn=ffn, activation=act, gated=False, bias=True),
+    norm = b.layer_norm(cfg, hidden, "layer_norm_epsilon", bias=bias)
+    layer = Layer(attn=attn, mlp=MLP(hidden=hidden, ffn=ffn, activation=act, gated=False, bias=bias),
                   attn_norm=norm, mlp_norm=norm)
     return b.decoder(cfg, "gpt2", (layer,) * n, norm=norm, tied_default=True, dropout=0.1,
                      positions=LearnedPositions(rows=rows, dim=hidden),

@@ -12,6 +12,7 @@ from llamactl.spec.ropeconfig import partial_factor, read_context, read_rope
 
 MODEL_TYPES = ("gpt_neox",)
 GGUF = ("gptneox",)
+GGUF_NAMES = "qkv"
 H, L = "gpt_neox.layers.{i}.", "layers.{i}."
 HF = (
     *modules({"embed": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out",

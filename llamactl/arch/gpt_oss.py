@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamactl.arch import _build as b
+from llamactl.arch import _routing
 from llamactl.arch._names import ATTENTION, LLAMA_OUTER, PRE_NORMS, blocks, modules
 from llamactl.spec.config import POSITIONS, Config
 from llamactl.spec.model import Model
@@ -14,6 +15,7 @@ from llamactl.spec.ropeconfig import read_context, read_rope, rope_block
 
 MODEL_TYPES = ("gpt_oss",)
 GGUF = ("gpt-oss",)
+GGUF_NAMES = "post_attention"
 H, L = "model.layers.{i}.", "layers.{i}."
 E = f"{L}mlp.experts.{{e}}."
 HF = (
@@ -38,8 +40,9 @@ def describe(cfg: Config) -> Model:
     bias = cfg.flag("attention_bias", default=True)
     full = replace(b.attention(cfg, hidden, head_dim=64, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias),
                    sinks=True)
-    expert = b.mlp(cfg, hidden, activation="swigluoai", bias=True)
-    ff = b.moe(cfg, expert, "num_local_experts", "num_experts", router_bias=True)
+    expert = replace(b.mlp(cfg, hidden, activation="swigluoai", bias=True),
+                     limit=cfg.number("swiglu_limit", default=7.0), alpha=cfg.number("swiglu_alpha", default=1.702))
+    ff = b.moe(cfg, expert, "num_local_experts", "num_experts", router_bias=True, routing=_routing.CHOSEN)
     norm = b.rms(cfg, hidden, default=1e-5)
     of = {
         "full_attention": b.pre_norm(full, ff, norm),

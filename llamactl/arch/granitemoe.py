@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llamactl.arch import _build as b
+from llamactl.arch import _routing
 from llamactl.arch._names import ATTENTION, LLAMA_OUTER, PRE_NORMS, blocks, modules
 from llamactl.arch.granite import stack
 from llamactl.spec.config import Config
@@ -21,4 +22,5 @@ HF = (
 
 def describe(cfg: Config) -> Model:
     hidden, _ = b.shape(cfg)
-    return stack(cfg, "granitemoe", b.moe(cfg, b.mlp(cfg, hidden), "num_local_experts", "num_experts"))
+    ff = b.moe(cfg, b.mlp(cfg, hidden), "num_local_experts", "num_experts", routing=_routing.CHOSEN)
+    return stack(cfg, "granitemoe", ff)

@@ -9,6 +9,7 @@ from llamactl.spec.config import COUNT, LAYERS, Config
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.parts import MLP, MoE
 from llamactl.spec.ropeconfig import read_context
+from llamactl.spec.routing import Routing
 from llamactl.spec.state import Mamba
 
 MODEL_TYPES = ("jamba",)
@@ -38,7 +39,7 @@ def describe(cfg: Config) -> Model:
     dense = b.mlp(cfg, hidden)
     sparse: MLP | MoE = dense
     if cfg.integer("num_experts", "num_local_experts", hi=COUNT) > 1:
-        sparse = b.moe(cfg, dense, "num_experts", "num_local_experts")
+        sparse = b.moe(cfg, dense, "num_experts", "num_local_experts", routing=Routing())
     attends, mixes = every(cfg, n, "attn_layer"), every(cfg, n, "expert_layer")
     kinds = {
         (a, m): Layer(attn=attn if a else None, state=None if a else state, mlp=sparse if m else dense,

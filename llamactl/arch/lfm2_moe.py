@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamactl.arch import _build as b
-from llamactl.arch import lfm2
+from llamactl.arch import _routing, lfm2
 from llamactl.arch._names import blocks
 from llamactl.spec.config import LAYERS, Config
 from llamactl.spec.model import Layer, Model
@@ -34,6 +34,7 @@ def describe(cfg: Config) -> Model:
         layers += [replace(of[word], mlp=dense) for word in words[:first]]
     if first < n:
         expert = MLP(hidden=hidden, ffn=cfg.integer("moe_intermediate_size"), activation="silu")
-        sparse = b.moe(cfg, expert, "num_experts", correction_bias=cfg.flag("use_expert_bias", default=True))
+        sparse = b.moe(cfg, expert, "num_experts", correction_bias=cfg.flag("use_expert_bias", default=True),
+                       routing=_routing.lfm2(cfg))
         layers += [replace(of[word], mlp=sparse) for word in words[first:]]
     return lfm2.finish(cfg, "lfm2_moe", layers, of)

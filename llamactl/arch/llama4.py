@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamactl.arch import _build as b
-from llamactl.arch import _vision
+from llamactl.arch import _routing, _vision
 from llamactl.arch._names import ATTENTION, LLAMA_OUTER, PRE_NORMS, blocks, modules, under
 from llamactl.arch.smollm3 import rotated_layers
-from llamactl.spec.config import LAYERS, Config
+from llamactl.spec.config import LAYERS, POSITIONS, Config
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.naming import Fused, Rule, Transposed, rule
-from llamactl.spec.parts import MLP, MoE
+from llamactl.spec.parts import MLP, MoE, Norm
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("llama4", "llama4_text")
@@ -41,19 +41,24 @@ def describe(cfg: Config) -> Model:
     bias = cfg.flag("attention_bias", default=False)
     attn = b.attention(cfg, hidden, head_dim=128, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias)
     norm, chunk = b.rms(cfg, hidden, default=1e-5), chunk_size(cfg)
+    unit = Norm(dim=attn.head_dim, eps=norm.eps, weight=False) if cfg.flag("use_qk_norm", default=True) else None
+    growth = (cfg.number("attn_scale", default=0.1), cfg.integer("floor_scale", hi=POSITIONS, default=8192), 1) if (
+        cfg.flag("attn_temperature_tuning", default=True)) else None
     has_rope, sparse = rotated_layers(cfg, n), moe_layers(cfg, n)
     expert = b.mlp(cfg, hidden)
     ff: dict[bool, MLP | MoE] = {}
     if not all(sparse):
         ff[False] = b.mlp(cfg, hidden, key="intermediate_size_mlp")
     if any(sparse):
-        ff[True] = b.moe(cfg, expert, "num_local_experts", shared=expert)
+        ff[True] = b.moe(cfg, expert, "num_local_experts", shared=expert, routing=_routing.LLAMA4)
     words = cfg.layer_types(n, ("full_attention", "chunked_attention"))
     chunked = tuple(w == "chunked_attention" for w in words or ()) or tuple(r and chunk is not None for r in has_rope)
     kinds: dict[tuple[bool, bool, bool], Layer] = {}
     keys = tuple(zip(has_rope, chunked, sparse, strict=True))
     for turned, cut, moe in dict.fromkeys(keys):
-        part = replace(attn, rope=rope if turned else None, window=chunk if cut else None, window_kind="chunked")
+        part = replace(attn, rope=rope if turned else None, window=chunk if cut else None, window_kind="chunked",
+                       q_norm=unit if turned else None, k_norm=unit if turned else None, norm_after_rope=turned,
+                       q_growth=None if turned else growth)
         kinds[turned, cut, moe] = b.pre_norm(part, ff[moe], norm)
     layers = [kinds[key] for key in keys]
     sections, left_out = _vision.beside(vision, hidden, _vision.llama4, _vision.llama4_projector) if text else ((), ())

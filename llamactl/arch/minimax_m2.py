@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamactl.arch import _build as b
+from llamactl.arch import _routing
 from llamactl.arch._names import ATTENTION, LLAMA_OUTER, PRE_NORMS, QK_NORM, blocks, modules
 from llamactl.arch.mixtral import EXPERTS
 from llamactl.spec.config import LAYERS, Config
@@ -28,7 +29,8 @@ def describe(cfg: Config) -> Model:
     rope = read_rope(cfg, b.rope_dim(cfg, hidden, factor=partial_factor(cfg, share)), theta=5e6)
     attn = b.attention(cfg, hidden, kv_default="refuse", rope=rope)
     attn = replace(attn, q_norm=b.rms(cfg, attn.n_heads * dim), k_norm=b.rms(cfg, attn.n_kv_heads * dim))
-    ff = b.moe(cfg, b.mlp(cfg, hidden), "num_local_experts", "num_experts", correction_bias=True)
+    ff = b.moe(cfg, b.mlp(cfg, hidden), "num_local_experts", "num_experts", correction_bias=True,
+               routing=_routing.minimax(cfg))
     norm = b.rms(cfg, hidden)
     return b.decoder(cfg, "minimax_m2", (b.pre_norm(attn, ff, norm),) * n, norm=norm, context=read_context(cfg, rope),
                      not_counted=mtp(cfg))

@@ -11,6 +11,7 @@ from llamactl.spec.ropeconfig import read_context, read_rope
 MODEL_TYPES = ("mistral",)
 GGUF = ("llama",)
 GGUF_WITH = "attention.sliding_window"
+GGUF_NAMES = "paired"
 HF = LLAMA
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llamactl.arch import _build as b
 from llamactl.arch._names import blocks, modules
+from llamactl.arch._routing import noaux
 from llamactl.arch._state import MAMBA2, MAMBA2_VECTORS, grouped, mixer
 from llamactl.arch.mamba import OUTER
 from llamactl.spec.config import COUNT, LAYERS, Config
@@ -33,9 +34,8 @@ def describe(cfg: Config) -> Model:
     if "attention" in kinds:
         cfg.expect("attention_bias", allowed=(False,), default=False)
         cfg.expect("sliding_window", allowed=(None,), default=None)
-        head_dim = cfg.integer("head_dim", "attention_head_dim")
-        of["attention"] = Layer(attn=b.attention(cfg, hidden, head_dim=head_dim, kv_default="refuse"), mlp=None,
-                                attn_norm=norm)
+        attn = b.attention(cfg, hidden, head_dim=cfg.integer("head_dim", "attention_head_dim"), kv_default="refuse")
+        of["attention"] = Layer(attn=attn, mlp=None, attn_norm=norm)
     if "state" in kinds:
         of["state"] = Layer(attn=None, mlp=None, state=mamba2(cfg, hidden, norm.eps), attn_norm=norm)
     if "dense" in kinds:
@@ -80,5 +80,6 @@ def experts(cfg: Config, hidden: int) -> MoE:
     """Experts beside one that every token takes; V3's load-balancing buffer at the router."""
     cfg.expect("moe_latent_size", allowed=(None,), default=None)
     cfg.expect("n_shared_experts", allowed=(1,), default=1)
-    return b.moe(cfg, relu2(cfg, hidden, "moe_intermediate_size"), "n_routed_experts", "num_local_experts",
-                 shared=relu2(cfg, hidden, "moe_shared_expert_intermediate_size"), correction_bias=True)
+    expert, wide = (relu2(cfg, hidden, f"moe_{x}intermediate_size") for x in ("", "shared_expert_"))
+    return b.moe(cfg, expert, "n_routed_experts", "num_local_experts", shared=wide, correction_bias=True,
+                 routing=noaux(cfg))

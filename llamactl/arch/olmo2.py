@@ -12,6 +12,7 @@ from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("olmo2",)
 GGUF = ("olmo2",)
+GGUF_NAMES = "plain"
 NORMS = {"attn_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
 HF = (*modules(LLAMA_OUTER), *blocks(ATTENTION, QK_NORM, NORMS, MLP))
 

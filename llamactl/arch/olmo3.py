@@ -14,6 +14,7 @@ from llamactl.spec.ropeconfig import read_context, read_rope
 MODEL_TYPES = ("olmo3",)
 GGUF = ("olmo2",)
 GGUF_WITH = "attention.sliding_window"
+GGUF_NAMES = "plain"
 __all__ = ["HF", "MODEL_TYPES", "describe"]
 
 

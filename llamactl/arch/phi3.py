@@ -13,6 +13,7 @@ from llamactl.spec.ropeconfig import partial_factor, read_context, read_rope
 
 MODEL_TYPES = ("phi3",)
 GGUF = ("phi3",)
+GGUF_NAMES = "qkv_gate_up"
 H, L = "model.layers.{i}.", "layers.{i}."
 HF = (
     *modules(LLAMA_OUTER),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamactl.arch import _build as b
+from llamactl.arch import _routing
 from llamactl.arch._names import ATTENTION, LLAMA_OUTER, PRE_NORMS, blocks, modules
 from llamactl.arch.mixtral import EXPERTS
 from llamactl.spec.config import Config
@@ -23,7 +24,7 @@ def describe(cfg: Config) -> Model:
     attn = b.attention(cfg, hidden, kv_default="refuse", rope=rope, window=b.window(cfg, None), qkv_bias=bias,
                        o_bias=bias)
     cfg.expect("num_experts_per_tok", allowed=(2,))  # its router always takes two
-    ff = b.moe(cfg, b.mlp(cfg, hidden), "num_local_experts", "num_experts")
+    ff = b.moe(cfg, b.mlp(cfg, hidden), "num_local_experts", "num_experts", routing=_routing.sparsemixer(cfg))
     norm = b.layer_norm(cfg, hidden, "rms_norm_eps")
     return b.decoder(cfg, "phimoe", (b.pre_norm(attn, ff, norm),) * n, norm=norm, context=read_context(cfg, rope),
                      head_bias=cfg.flag("lm_head_bias", default=False), window_engines=("arch", "hf", "vllm"))

@@ -13,6 +13,7 @@ from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("qwen2",)
 GGUF = ("qwen2",)
+GGUF_NAMES = "plain"
 HF = LLAMA
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamactl.arch import _build as b
+from llamactl.arch import _routing
 from llamactl.arch._names import EXPERTS, LLAMA, blocks
 from llamactl.spec.config import LAYERS, Config
 from llamactl.spec.model import Layer, Model
@@ -25,7 +26,7 @@ def describe(cfg: Config) -> Model:
     full = b.attention(cfg, hidden, kv_default="refuse", rope=rope, qkv_bias=cfg.flag("qkv_bias", default=True))
     expert = b.mlp(cfg, hidden, key="moe_intermediate_size")
     shared = b.mlp(cfg, hidden, key="shared_expert_intermediate_size")
-    sparse = b.moe(cfg, expert, "num_experts", shared=shared, shared_gate=True)
+    sparse = b.moe(cfg, expert, "num_experts", shared=shared, shared_gate=True, routing=_routing.softmax(cfg, False))
     norm = b.rms(cfg, hidden)
     types = layer_types(cfg, n)
     window = cfg.integer("sliding_window", hi=1 << 40) if "sliding_attention" in types else None

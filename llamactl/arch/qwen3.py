@@ -10,6 +10,7 @@ from llamactl.spec.model import Model
 
 MODEL_TYPES = ("qwen3",)
 GGUF = ("qwen3",)
+GGUF_NAMES = "plain"
 HF = (*LLAMA, *blocks(QK_NORM))
 
 

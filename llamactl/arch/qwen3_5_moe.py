@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamactl.arch import _gated
+from llamactl.arch import _gated, _routing
 from llamactl.arch._names import EXPERTS, blocks, nested
 from llamactl.arch.qwen2_moe import SHARED
 from llamactl.arch.qwen3_5 import NAMES, TOWER, stack
@@ -34,4 +34,4 @@ def experts(cfg: Config, hidden: int) -> MoE:
     if cfg.integers("mlp_only_layers", default=()):
         raise cfg.refuse("config-unsupported", f"{cfg.prefix}mlp_only_layers names layers, but every block has experts")
     cfg.expect("decoder_sparse_step", allowed=(1,), default=1)
-    return _gated.experts(cfg, hidden)
+    return _gated.experts(cfg, hidden, _routing.always_normalised(cfg))

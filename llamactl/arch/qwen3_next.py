@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamactl.arch import _build as b
-from llamactl.arch import _gated
+from llamactl.arch import _gated, _routing
 from llamactl.arch._names import EXPERTS, MLP, blocks
 from llamactl.arch.qwen2_moe import SHARED, sparse_layers
 from llamactl.spec.config import Config
@@ -21,7 +21,8 @@ HF = (
 
 def describe(cfg: Config) -> Model:
     hidden, n = b.shape(cfg)
-    of, is_moe, sparse = _gated.mixers(cfg, hidden), sparse_layers(cfg, n), _gated.experts(cfg, hidden)
+    of, is_moe = _gated.mixers(cfg, hidden), sparse_layers(cfg, n)
+    sparse = _gated.experts(cfg, hidden, _routing.softmax(cfg, True))
     dense = None if all(is_moe) else b.mlp(cfg, hidden)
     layers = [replace(of[word], mlp=sparse if moe else dense)
               for word, moe in zip(_gated.words(cfg, n), is_moe, strict=True)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from llamactl.arch import _routing, _vl, qwen3_moe
 from llamactl.arch import _vision_qwen as v
-from llamactl.arch import _vl, qwen3_moe
 from llamactl.arch._names import LLAMA, QK_NORM, blocks, nested
 from llamactl.arch.qwen3_vl import SILENT
 from llamactl.spec.config import Config
@@ -22,4 +22,5 @@ HF = (
 def describe(cfg: Config) -> Model:
     text = _vl.text_config(cfg, SILENT)
     text.expect("use_sliding_window", allowed=(False,), default=False)
-    return _vl.around(qwen3_moe.describe(text), "qwen3_vl_moe", cfg, v.qwen3_vl, v.qwen3_vl_merger, silent=SILENT)
+    model = qwen3_moe.routed(text, "qwen3_moe", _routing.always_normalised(text))
+    return _vl.around(model, "qwen3_vl_moe", cfg, v.qwen3_vl, v.qwen3_vl_merger, silent=SILENT)

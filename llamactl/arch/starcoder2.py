@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MODEL_TYPES = ("starcoder2",)
 GGUF = ("starcoder2",)
+GGUF_NAMES = "plain"
 HF = (*modules(LLAMA_OUTER), *blocks(ATTENTION, PRE_NORMS, {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}))
 
 

@@ -15,8 +15,19 @@ from typing import Any, NamedTuple
 
 from llamactl.spec.model import Model, Tensor
 from llamactl.spec.parts import Attention
+from llamactl.spec.rope import Rope
 
 Shape = tuple[int, ...]
+
+
+class Place(NamedTuple):
+    """Where a tensor stands, for operations that need more than its shape. groups: heads whose rows lie together.
+
+    rope: the rotation of the layer's heads, None without one.
+    """
+
+    groups: int
+    rope: Rope | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +46,7 @@ class Fused:
             return (sum(s[1] for s in shapes), shapes[0][0])
         return (sum(s[0] for s in shapes), *shapes[0][1:])
 
-    def read(self, array: Any, shapes: Sequence[Shape], groups: int) -> list[Any]:
+    def read(self, array: Any, shapes: Sequence[Shape], place: Place) -> list[Any]:
         rows, rest = [s[0] for s in shapes], tuple(shapes[0][1:])
         if self.order == "concat":
             starts = [sum(rows[:n]) for n in range(len(rows))]
@@ -47,6 +58,7 @@ class Fused:
             return [array[n :: len(rows)] for n in range(len(rows))]
         if self.order != "per_group":
             raise ValueError(f"{self.order!r} is no order of fused tensors")
+        groups = place.groups
         by_group = array.reshape((groups, sum(rows) // groups, *rest))
         out, start = [], 0
         for r in rows:
@@ -63,17 +75,64 @@ class Transposed:
         (shape,) = shapes
         return (*shape[:-2], shape[-1], shape[-2])
 
-    def read(self, array: Any, shapes: Sequence[Shape], groups: int) -> list[Any]:
+    def read(self, array: Any, shapes: Sequence[Shape], place: Place) -> list[Any]:
         return [array.swapaxes(-1, -2)]
 
 
-Op = Fused | Transposed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopePairs:
+    """The rows of each head of q or k (weight or bias) in another order of rotation.
+
+    pairs: as stored: "adjacent" rotates rows (2j, 2j + 1), "half" rows (j, j + dim/2). The canonical order is that of
+    the layer's Rope. Rows that do not rotate stay; a layer without rotation is reordered as if all of a head rotated.
+    """
+
+    pairs: str = "adjacent"
+
+    def stored(self, shapes: Sequence[Shape]) -> Shape:
+        (shape,) = shapes
+        return shape
+
+    def read(self, array: Any, shapes: Sequence[Shape], place: Place) -> list[Any]:
+        head = shapes[0][0] // place.groups
+        canonical, dim = (place.rope.pairs, place.rope.dim) if place.rope else ("half", head - head % 2)
+        if canonical == self.pairs:
+            return [array]
+        of = _rows(self.pairs, dim)  # stored row r is the `of[r]`-th in order of (pair, member), and so is canonical
+        at = {lane: row for row, lane in enumerate(of)}
+        back = [at[lane] for lane in _rows(canonical, dim)] + list(range(dim, head))
+        return [array[[g * head + row for g in range(place.groups) for row in back]]]
+
+
+def _rows(pairs: str, dim: int) -> list[tuple[int, int]]:
+    """(pair, member of it) of each row of a head that rotates `dim` of them."""
+    if pairs not in ("half", "adjacent"):
+        raise ValueError(f"{pairs!r} is no order of pairs")
+    half = dim // 2
+    return [(r % half, r // half) if pairs == "half" else (r // 2, r % 2) for r in range(dim)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """Stored with `by` added: GGUF keeps the factors 1 + w of Gemma's norms, whose own files keep w."""
+
+    by: float = 1.0
+
+    def stored(self, shapes: Sequence[Shape]) -> Shape:
+        (shape,) = shapes
+        return shape
+
+    def read(self, array: Any, shapes: Sequence[Shape], place: Place) -> list[Any]:
+        return [array - self.by]
+
+
+Op = Fused | Transposed | RopePairs | Offset
 
 
 class Rule(NamedTuple):
     """`of` canonical templates -> one `stored` template. stacked: all experts `{e}` in one tensor along axis 0.
 
-    groups: for Fused per_group, which head count groups the rows: the layer's KV heads, or all heads ("heads").
+    groups: which head count groups the rows for Fused per_group and RopePairs: the layer's KV heads, or all ("heads").
     """
 
     of: tuple[str, ...]
@@ -124,6 +183,11 @@ def read(stored: Stored, array: Any, model: Model) -> dict[str, Any]:
     return out
 
 
+def read_expert(stored: Stored, e: int, array: Any, model: Model) -> dict[str, Any]:
+    """The canonical arrays of expert `e` alone; array: its entry of a stacked tensor, the `e`-th along axis 0."""
+    return _unpack(stored.rule, [t for t in stored.of if t.e == e], array, model)
+
+
 def _unpack(r: Rule, tensors: Sequence[Tensor], array: Any, model: Model) -> dict[str, Any]:
     tensors = _in_order(r, tensors)
     before: list[list[Shape]] = [[t.shape for t in tensors]]
@@ -131,8 +195,13 @@ def _unpack(r: Rule, tensors: Sequence[Tensor], array: Any, model: Model) -> dic
         before.append([op.stored(before[-1])])
     parts = [array]
     for op, shapes in zip(reversed(r.ops), reversed(before[:-1]), strict=True):
-        parts = op.read(parts[0], shapes, _groups(r, tensors[0], model))
+        parts = op.read(parts[0], shapes, _place(r, tensors[0], model))
     return {t.name: a for t, a in zip(tensors, parts, strict=True)}
+
+
+def _place(r: Rule, tensor: Tensor, model: Model) -> Place:
+    attn = model.layers[tensor.i].attn if tensor.template.startswith("layers.{i}.attn.") else None
+    return Place(groups=_groups(r, tensor, model), rope=attn.rope if attn else None)
 
 
 def _groups(r: Rule, tensor: Tensor, model: Model) -> int:

@@ -17,6 +17,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Union
 
 from llamactl.spec.rope import Rope
+from llamactl.spec.routing import Routing
 
 if TYPE_CHECKING:
     from llamactl.spec.latent import LatentAttention
@@ -132,6 +133,9 @@ class Attention:
     gated: a sigmoid gate on the output, as wide as q.
     cross: K and V come from pictures (Llama 3.2 Vision), so nothing is kept for a token of text.
     v_norm: on each head's row of V (Gemma 3n and 4, where it has no weight).
+    alibi_scaled: ALiBi's bias is multiplied by the scale as the scores are (Falcon RW).
+    q_growth: (beta, positions, first): q at position m is multiplied by 1 + beta ln(1 + floor((m + first) / positions))
+    (Ministral 3 with first 0, Llama 4's unrotated layers with 1).
     v_from_k: V is K before its norm and rotation; there is no v matrix (Gemma 4), but both are cached.
     sparse: the pattern of a block-sparse layer (Phi-3-small).
     """
@@ -160,6 +164,8 @@ class Attention:
     sparse: BlockSparse | None = None
     cross: bool = False
     v_norm: Norm | None = None
+    alibi_scaled: bool = False
+    q_growth: tuple[float, int, int] | None = None
 
     @lru_cache  # noqa: B019  parts are values: few, small and alive as long as the process
     def leaves(self) -> Leaves:
@@ -202,13 +208,18 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLP:
-    """Feed-forward: down(act(up(x))), or with a gate down(act(gate(x)) * up(x)) (SwiGLU, GeGLU)."""
+    """Feed-forward: down(act(up(x))), or with a gate down(act(gate(x)) * up(x)) (SwiGLU, GeGLU).
+
+    Activation swigluoai (gpt-oss) is down(g sigmoid(alpha g) (u + 1)), g = min(gate, limit), u = up within +-limit.
+    """
 
     hidden: int
     ffn: int
     activation: str
     gated: bool = True
     bias: bool = False
+    limit: float | None = None
+    alpha: float | None = None
 
     @lru_cache  # noqa: B019
     def leaves(self) -> Leaves:
@@ -226,6 +237,7 @@ class MoE:
 
     router_bias: a trained bias. correction_bias: DeepSeek-V3's load-balancing buffer, stored but not a parameter.
     shared_gate: a sigmoid gate (1, hidden) on the shared expert (Qwen2-MoE).
+    routing: how the router's logits become a choice; None where that is not described: counted, but not run.
     """
 
     hidden: int
@@ -236,6 +248,7 @@ class MoE:
     shared_gate: bool = False
     router_bias: bool = False
     correction_bias: bool = False
+    routing: Routing | None = None
 
     @lru_cache  # noqa: B019
     def leaves(self) -> Leaves:

@@ -1,0 +1,205 @@
+"""Softmax attention over grouped KV heads, by PyTorch's fused kernels where they fit and by plain matrices elsewhere.
+
+shapes: B batch, T new tokens, S tokens seen, H query heads, K KV heads, G = H / K, D head_dim
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from llamactl.net import kernels
+from llamactl.net.blocks import Linear, RowNorm, empty, not_runnable
+from llamactl.net.cache import LayerCache
+from llamactl.net.positions import Turn, alibi_slopes, rotate
+from llamactl.spec.parts import Attention
+from llamactl.spec.rope import Rope
+
+
+class Step:
+    """What all layers of one forward pass share: where its T tokens stand, their rotations, and which keys they see.
+
+    start: tokens cached before. pad: (B,), left padding of each row, whose keys nobody sees. Masks are made once for
+    each window and kept.
+    """
+
+    def __init__(self, start: int, length: int, *, device: Any, dtype: torch.dtype, pad: Tensor | None = None,
+                 turns: Mapping[Rope, Turn] | None = None) -> None:
+        self.start, self.length, self.end = start, length, start + length
+        self.device, self.dtype, self.pad = device, dtype, pad
+        self.turns = dict(turns or {})
+        self._masks: dict[Any, Tensor | None] = {}
+
+    def first_key(self, part: Attention) -> int:
+        """The first key that any of the new tokens sees."""
+        if part.window is None:
+            return 0
+        if part.window_kind == "chunked":
+            return self.start // part.window * part.window
+        return max(0, self.start - part.window + 1)
+
+    def keep(self, cache: LayerCache, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new tokens' k and v; all up to their end."""
+        return cache.put(k, v, self.start)
+
+    def places(self) -> Tensor:
+        """Where the new tokens stand in the cache, (T,)."""
+        return torch.arange(self.start, self.end, device=self.device)
+
+    def plain(self, part: Attention) -> bool:
+        """Whether a causal mask from the first token on says it all."""
+        return self.start == 0 and self.pad is None and (part.window is None or part.window >= self.length)
+
+    def mask(self, part: Attention) -> Tensor | None:
+        """(T, S') or (B, 1, T, S'): True where a token sees a key, keys from first_key on; None where it sees all."""
+        key = (part.window, part.window_kind)
+        if key not in self._masks:
+            self._masks[key] = self._mask(part)
+        return self._masks[key]
+
+    def growth(self, beta: float, positions: int, first: int) -> Tensor:
+        """1 + beta ln(1 + floor((m + first) / positions)) for each new position m: (T, 1) or (B, 1, T, 1)."""
+        at = self.places().float()
+        if self.pad is not None:
+            at = (at - self.pad[:, None, None]).clamp_min(0)
+        return 1 + beta * torch.log1p(torch.floor((at + first) / positions))[..., None]
+
+    def _mask(self, part: Attention) -> Tensor | None:
+        if self.length == 1 and self.pad is None:
+            return None
+        q = self.places()[:, None]
+        k = torch.arange(self.first_key(part), self.end, device=self.device)[None]
+        seen = k <= q
+        if part.window is not None and part.window_kind == "chunked":
+            seen &= k // part.window == q // part.window
+        elif part.window is not None:
+            seen &= k > q - part.window
+        if self.pad is None:
+            return seen
+        kept = seen[None, None] & (k >= self.pad[:, None, None, None])
+        return kept | (q == k)  # a padding token sees itself, for a row that sees nothing is NaN
+
+
+class SelfAttention(nn.Module):
+    """q, k, v, o around the scores; optional norms on q, k and v, rotation, ALiBi, soft cap, window, sinks, gate."""
+
+    def __init__(self, part: Attention, *, dtype: torch.dtype, device: Any = "meta") -> None:
+        super().__init__()
+        for what, there in (("cross-attention", part.cross), ("attention that reads another layer's K and V",
+                            part.shares_kv), ("block-sparse attention", part.sparse is not None)):
+            if there:
+                raise not_runnable(what)
+        self.part = part
+        q, kv = part.n_heads * part.head_dim, part.n_kv_heads * part.head_dim
+        self.q = Linear(part.hidden, q, part.qkv_bias, dtype=dtype, device=device)
+        self.k = Linear(part.hidden, kv, part.qkv_bias, dtype=dtype, device=device)
+        self.v = None if part.v_from_k else Linear(part.hidden, kv, part.qkv_bias, dtype=dtype, device=device)
+        self.o = Linear(q, part.hidden, part.o_bias, dtype=dtype, device=device)
+        self.gate = Linear(part.hidden, q, part.qkv_bias, dtype=dtype, device=device) if part.gated else None
+        self.q_norm = RowNorm(part.q_norm, dtype=dtype, device=device) if part.q_norm else None
+        self.k_norm = RowNorm(part.k_norm, dtype=dtype, device=device) if part.k_norm else None
+        self.v_norm = RowNorm(part.v_norm, dtype=dtype, device=device) if part.v_norm else None
+        self.sinks = empty(part.n_heads, dtype=dtype, device=device) if part.sinks else None
+        self.scale = part.head_dim**-0.5 if part.scale is None else part.scale
+        self.groups = part.n_heads // part.n_kv_heads
+        self.slopes: Tensor | None = None
+
+    def forward(self, x: Tensor, step: Step, cache: LayerCache | None = None) -> Tensor:
+        part = self.part
+        q, k = self.q(x), self.k(x)
+        v = k if self.v is None else self.v(x)
+        if part.clip is not None:
+            q, k, v = (t.clamp(-part.clip, part.clip) for t in (q, k, v))
+        if not part.norm_after_rope:
+            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+        q, k, v = self._heads(q), self._heads(k), self._heads(v)
+        if self.v_norm is not None:
+            v = self.v_norm(v)
+        if part.rope is not None:
+            turn = step.turns[part.rope]
+            q, k = rotate(q, turn, part.rope.pairs), rotate(k, turn, part.rope.pairs)
+        if part.q_growth is not None:
+            q = q * step.growth(*part.q_growth).to(q.dtype)
+        if part.norm_after_rope:
+            q = q if self.q_norm is None else self.q_norm(q)
+            k = k if self.k_norm is None else self.k_norm(k)
+        if cache is not None:
+            k, v = step.keep(cache, k, v)
+        y = self.attend(q, k, v, step)
+        if self.gate is not None:
+            y = y * torch.sigmoid(self.gate(x))
+        return self.o(y)  # type: ignore[no-any-return]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """softmax(q k^T scale) v over the keys each token sees: (B, H, T, D), (B, K, S, D) -> (B, T, H x D)."""
+        part = self.part
+        first = step.first_key(part)
+        if first:
+            k, v = k[:, :, first:], v[:, :, first:]
+        if part.softcap is not None or part.sinks:
+            y = self._by_matrices(q, k, v, step)
+        elif part.alibi:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=self._alibi(step, q), scale=self.scale,
+                                               enable_gqa=self.groups > 1)
+        elif step.length == 1:
+            # One query: the G heads of a group stand as G rows over one K, so that nothing is repeated.
+            rows = q.view(q.shape[0], part.n_kv_heads, self.groups, part.head_dim)
+            y = F.scaled_dot_product_attention(rows, k, v, attn_mask=step.mask(part), scale=self.scale)
+            return y.reshape(q.shape[0], 1, -1)
+        elif step.plain(part) and kernels.onednn() and q.device.type == "cpu" and step.length >= 64:
+            return kernels.causal_attention(q, k, v, self.scale)
+        elif step.plain(part):
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=self.groups > 1)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=step.mask(part), scale=self.scale,
+                                               enable_gqa=self.groups > 1)
+        return y.transpose(1, 2).flatten(2)
+
+    def _by_matrices(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """The same in plain steps, for scores that no fused kernel knows: soft caps and sinks. Softmax in fp32."""
+        part = self.part
+        b, _, t, d = q.shape
+        rows = q.reshape(b, part.n_kv_heads, self.groups * t, d)
+        scores = (rows @ k.transpose(-1, -2) * self.scale).view(b, part.n_heads, t, -1)
+        if part.softcap is not None:
+            scores = torch.tanh(scores / part.softcap) * part.softcap
+        mask = step.mask(part)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        if self.sinks is not None:
+            sink = self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(b, -1, t, 1)
+            share = torch.cat((scores, sink), -1).float().softmax(-1)[..., :-1]
+        else:
+            share = scores.float().softmax(-1)
+        share = share.to(v.dtype).view(b, part.n_kv_heads, self.groups * t, -1)
+        return (share @ v).view(b, part.n_heads, t, d)
+
+    def _alibi(self, step: Step, q: Tensor) -> Tensor:
+        """slope x (key - query) added to the scores, -inf where the key is not seen."""
+        if self.slopes is None or self.slopes.device != q.device:
+            self.slopes = torch.tensor(alibi_slopes(self.part.n_heads), device=q.device)
+        at = step.places()[:, None]
+        key = torch.arange(step.first_key(self.part), step.end, device=q.device)[None]
+        bias = self.slopes[:, None, None] * (key - at)
+        if self.part.alibi_scaled:
+            bias = bias * self.scale
+        mask = step.mask(self.part)
+        if mask is not None:
+            bias = bias.masked_fill(~mask, float("-inf"))
+        return bias.to(q.dtype)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, T, H x D) or (B, T, H, D) -> (B, H, T, D), as a view."""
+        return x.view(*x.shape[:2], -1, self.part.head_dim).transpose(1, 2)
+
+    def _normed(self, x: Tensor, norm: RowNorm | None) -> Tensor:
+        """A norm over the whole projection, or over each head's row."""
+        if norm is None:
+            return x
+        if norm.part.dim == x.shape[-1]:
+            return norm(x)  # type: ignore[no-any-return]
+        return norm(x.view(*x.shape[:2], -1, self.part.head_dim))  # type: ignore[no-any-return]
