@@ -47,6 +47,18 @@ def content(make_golden: ModuleType) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def written(make_golden: ModuleType) -> ModuleType:
+    """tests/net/written.py: checkpoints in every layout, written without llamactl's tables."""
+    return load(TESTS / "net" / "written.py")
+
+
+@pytest.fixture(scope="session")
+def networks(make_golden: ModuleType) -> ModuleType:
+    """tests/net/networks.py: small networks with weights, ours and transformers'."""
+    return load(TESTS / "net" / "networks.py")
+
+
+@pytest.fixture(scope="session")
 def within() -> Callable[[float], AbstractContextManager[None]]:
     """`with within(n):` fails when the block takes more CPU time than n readings of a 20,000-entry JSON document do.
 

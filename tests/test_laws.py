@@ -31,12 +31,13 @@ MAY = {
     "analysis": {"spec", "errors"},
     "checkpoint": {"spec", "atomic", "errors"},
     "net": {"checkpoint", "spec", "errors"},
+    "tokens": {"checkpoint", "spec", "errors"},
     "verify": {"net", "checkpoint", "analysis", "spec", "errors"},
     "render": {"analysis", "errors"},
     "api": {"arch", "source", "analysis", "checkpoint", "net", "verify", "spec", "errors"},
     "__init__": {"api", "errors"},
     "__main__": {"__init__", "cli"},
-    "cli": {"__init__", "api", "arch", "source", "analysis", "checkpoint", "net", "verify", "render", "spec",
+    "cli": {"__init__", "api", "arch", "source", "analysis", "checkpoint", "net", "tokens", "verify", "render", "spec",
             "atomic", "errors"},
 }
 # The one way up: a notebook asks a report for its own HTML.
@@ -46,10 +47,13 @@ TORCH_ROOMS = {"net", "verify"}
 # third party -> the rooms that may import it
 THIRD_PARTY = {
     "typer": {"cli"}, "click": {"cli"}, "rich": {"render"}, "torch": TORCH_ROOMS, "numpy": TORCH_ROOMS,
-    "safetensors": TORCH_ROOMS, "transformers": {"verify"}, "huggingface_hub": {"source"}, "yaml": {"source"},
+    "safetensors": TORCH_ROOMS, "transformers": TORCH_ROOMS, "llama_cpp": {"net"},
+    "huggingface_hub": {"source"}, "yaml": {"source"},
     "pynvml": {"source"}, "matplotlib": {"render"},
+    "gguf": {"net"}, "tokenizers": {"tokens"}, "sentencepiece": {"tokens"}, "jinja2": {"tokens"},
 }
-IN_FUNCTIONS_ONLY = {"huggingface_hub", "pynvml", "yaml", "transformers", "matplotlib"}
+IN_FUNCTIONS_ONLY = {"huggingface_hub", "pynvml", "yaml", "transformers", "llama_cpp", "matplotlib", "gguf",
+                     "tokenizers", "sentencepiece", "jinja2"}
 
 
 class Import(NamedTuple):
@@ -85,6 +89,8 @@ def imports(node: ast.AST, inside: tuple[str, ...] = ()) -> Iterator[Import]:
                 yield from (Import(f"llamactl.{a.name}", child.lineno, inside) for a in child.names)
             else:
                 yield Import(str(child.module), child.lineno, inside)
+        elif isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
+            yield from imports(child, (*inside, "TYPE_CHECKING"))  # brings nothing when the program runs
         else:
             functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
             name = (getattr(child, "name", "lambda"),) if isinstance(child, functions) else ()
@@ -153,6 +159,9 @@ def test_imports(file: Path) -> None:
     ("source/x.py", "import huggingface_hub", "inside the function"),
     ("source/x.py", "def f():\n from huggingface_hub import constants", None),
     ("net/x.py", "import torch", None),
+    ("tokens/x.py", "import tokenizers", "inside the function"),
+    ("tokens/x.py", "if TYPE_CHECKING:\n from tokenizers import Tokenizer", None),
+    ("tokens/x.py", "if TYPE_CHECKING:\n import torch", "tokens may not import torch"),
 ])
 def test_the_import_rules_see_what_they_should(file: str, text: str, fault: str | None) -> None:
     path = PACKAGE / file

@@ -16,9 +16,7 @@ from llamactl.analysis.matching import (
     Match,
     Reshaped,
     StoredWeight,
-    beyond,
     expected,
-    grouped,
     head_and_embedding,
     match,
 )
@@ -26,15 +24,9 @@ from llamactl.analysis.quantization import Quantization, containers, quantizatio
 from llamactl.analysis.quantization import agrees as quantization_agrees
 from llamactl.spec.model import Model
 from llamactl.spec.naming import Rule
+from llamactl.spec.prefixes import LEFT_OUT, beyond, grouped
 
 DTYPES = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8"}
-# What a description leaves out -> how the names of its tensors begin, beside the layers after the last.
-LEFT_OUT = {
-    "multi-token": ("mtp.", "model.mtp.", "mtp_"),
-    "vision": ("vision_tower.", "vision_model.", "visual.", "model.visual.", "model.vision_tower.", "mm_projector.",
-               "model.vision_model.", "multi_modal_projector.", "model.multi_modal_projector.", "vision_embed_tokens."),
-    "audio": ("audio_tower.", "model.audio_tower.", "embed_audio.", "model.embed_audio."),
-}
 # Notes that do not make a checkpoint unclean: odd, but nothing in it contradicts anything.
 HARMLESS = ("weights-copies", "weights-tied-head", "st-header-start", "index-no-metadata", "gguf-layout")
 

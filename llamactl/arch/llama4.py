@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from llamactl.arch import _build as b
 from llamactl.arch import _routing, _vision
+from llamactl.arch._llama4 import chunk_size, growth, moe_layers, unit_norm
 from llamactl.arch._names import ATTENTION, LLAMA_OUTER, PRE_NORMS, blocks, modules, under
 from llamactl.arch.smollm3 import rotated_layers
-from llamactl.spec.config import LAYERS, POSITIONS, Config
+from llamactl.spec.config import Config
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.naming import Fused, Rule, Transposed, rule
-from llamactl.spec.parts import MLP, MoE, Norm
+from llamactl.spec.parts import MLP, MoE
 from llamactl.spec.ropeconfig import read_context, read_rope
 
 MODEL_TYPES = ("llama4", "llama4_text")
@@ -41,9 +42,7 @@ def describe(cfg: Config) -> Model:
     bias = cfg.flag("attention_bias", default=False)
     attn = b.attention(cfg, hidden, head_dim=128, kv_default="refuse", rope=rope, qkv_bias=bias, o_bias=bias)
     norm, chunk = b.rms(cfg, hidden, default=1e-5), chunk_size(cfg)
-    unit = Norm(dim=attn.head_dim, eps=norm.eps, weight=False) if cfg.flag("use_qk_norm", default=True) else None
-    growth = (cfg.number("attn_scale", default=0.1), cfg.integer("floor_scale", hi=POSITIONS, default=8192), 1) if (
-        cfg.flag("attn_temperature_tuning", default=True)) else None
+    unit, grows = unit_norm(cfg, attn.head_dim, norm.eps), growth(cfg)
     has_rope, sparse = rotated_layers(cfg, n), moe_layers(cfg, n)
     expert = b.mlp(cfg, hidden)
     ff: dict[bool, MLP | MoE] = {}
@@ -58,29 +57,12 @@ def describe(cfg: Config) -> Model:
     for turned, cut, moe in dict.fromkeys(keys):
         part = replace(attn, rope=rope if turned else None, window=chunk if cut else None, window_kind="chunked",
                        q_norm=unit if turned else None, k_norm=unit if turned else None, norm_after_rope=turned,
-                       q_growth=None if turned else growth)
+                       q_growth=None if turned else grows)
         kinds[turned, cut, moe] = b.pre_norm(part, ff[moe], norm)
     layers = [kinds[key] for key in keys]
     sections, left_out = _vision.beside(vision, hidden, _vision.llama4, _vision.llama4_projector) if text else ((), ())
     return b.decoder(cfg, "llama4", layers, norm=norm, sections=sections, not_counted=left_out,
                      context=read_context(cfg, rope))
-
-
-def chunk_size(cfg: Config) -> int | None:
-    """attention_chunk_size; null turns chunking off, absent means 8,192."""
-    if "attention_chunk_size" in cfg.data and cfg.data["attention_chunk_size"] is None:
-        return None
-    value: int = cfg.integer("attention_chunk_size", hi=1 << 40, default=8192)
-    return value
-
-
-def moe_layers(cfg: Config, n: int) -> tuple[bool, ...]:
-    """moe_layers lists them, else every interleave_moe_layer_step-th is one."""
-    given = cfg.integers("moe_layers", hi=LAYERS, default=None)
-    if given is not None:
-        return tuple(i in set(given) for i in range(n))
-    step = cfg.integer("interleave_moe_layer_step", hi=LAYERS, default=1)
-    return tuple((i + 1) % step == 0 for i in range(n))
 
 
 def from_gguf(meta: Config) -> dict[str, object]:

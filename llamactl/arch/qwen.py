@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llamactl.arch import _build as b
 from llamactl.arch._names import modules
 from llamactl.spec.config import COUNT, POSITIONS, Config
@@ -35,6 +37,8 @@ def describe(cfg: Config) -> Model:
     bias = not cfg.flag("no_bias", default=True)
     attn = Attention(hidden=hidden, n_heads=heads, n_kv_heads=heads, head_dim=dim, rope=read_rope(cfg, rotated),
                      qkv_bias=True, o_bias=bias)
+    if any(cfg.flag(key, default=True) for key in ("use_dynamic_ntk", "use_logn_attn")):
+        attn = replace(attn, exact_to=cfg.integer("seq_length", hi=POSITIONS, default=None) or 0)
     norm = Norm(dim=hidden, eps=cfg.number("layer_norm_epsilon", default=1e-6))
     layer = b.pre_norm(attn, MLP(hidden=hidden, ffn=both // 2, activation="silu", bias=bias), norm)
     towers = [NotCounted(what=f"{key} tower", params=None, why=f"{key} is an encoder that is not described here")

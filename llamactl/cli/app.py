@@ -30,6 +30,9 @@ COMMANDS = {
     "check": ("llamactl.cli.check", "Hold models to a budget: exact, max and min values of what they are and cost."),
     "inspect": ("llamactl.cli.inspect", "Read what a checkpoint really holds, by header alone, against what its config "
                 "says."),
+    "generate": ("llamactl.cli.generate", "Continue a prompt with a model's own weights, and say how fast it went."),
+    "bench": ("llamactl.cli.bench", "Time prompts and new tokens, against what the device can do and against other "
+              "engines."),
     "presets": ("llamactl.cli.presets", "List the bundled models, or show one."),
     "schema": ("llamactl.cli.schema", "Print the JSON Schema of a command's --json output."),
     "doctor": ("llamactl.cli.doctor", "Look at this installation: what works, what is missing; no network, no token "

@@ -32,13 +32,13 @@ class Outcome:
     code = 0
 
 
-class _Terminated(BaseException):
+class Terminated(BaseException):
     """SIGTERM, raised so that cleaning up runs."""
 
 
 def on_sigterm(*_: object) -> NoReturn:
     """Signal handler: end like an exception, so that cleaning up runs."""
-    raise _Terminated
+    raise Terminated
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def handled(argv: Sequence[str]) -> Iterator[Outcome]:
         _swallow_stdout()
     except (KeyboardInterrupt, typer.Abort):
         outcome.code = _report(_Stopped("interrupted", "interrupted", EXIT_INTERRUPTED), argv)
-    except _Terminated:
+    except Terminated:
         outcome.code = _report(_Stopped("terminated", "terminated", EXIT_TERMINATED), argv)
     except _CLICK_USAGE as e:
         outcome.code = _report(_from_click(e), argv)

@@ -55,8 +55,9 @@ SetOpt = Annotated[
 
 
 def _format(known: tuple[str, ...]) -> Any:
+    default = "table on a terminal, else plain" if "table" in known else "plain"
     return Annotated[str | None, typer.Option("--format", metavar="|".join(known), show_default=False,
-                                              help="Default: table on a terminal, else plain.")]
+                                              help=f"Default: {default}.")]
 
 
 PlotOpt = Annotated[
@@ -79,12 +80,12 @@ _ACCESS: dict[str, tuple[Any, Any]] = {
 
 
 def command(app: typer.Typer, *, access: bool = True, formats: tuple[str, ...] = (),
-            ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+            only: tuple[str, ...] = FORMATS) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a command with the common options. It gets them as `out: Output` and, with access, `reach: Access`.
 
-    formats: what it can print besides FORMATS.
+    formats: what it can print besides FORMATS. only: those of FORMATS that it can print at all.
     """
-    known = (*FORMATS, *formats)
+    known = (*only, *formats)
     extra = {**_COMMON, "format": (_format(known), None), **(_ACCESS if access else {})}
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -115,8 +116,10 @@ def new_app() -> typer.Typer:
 
 
 def _output(given: dict[str, Any], known: tuple[str, ...]) -> Output:
-    word = "json" if given["json_"] else given["format"] or os.environ.get("LLAMACTL_FORMAT") or (
-        "table" if sys.stdout.isatty() else "plain")
+    wished = os.environ.get("LLAMACTL_FORMAT")  # for all commands: one that has no such format keeps its own
+    wished = None if wished in FORMATS and wished not in known else wished
+    word = "json" if given["json_"] else given["format"] or wished or (
+        "table" if sys.stdout.isatty() and "table" in known else "plain")
     if word not in known:
         raise _choice("--format", word, known)
     if given["color"] not in ("auto", "always", "never"):

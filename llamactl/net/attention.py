@@ -24,8 +24,10 @@ class Step:
     """What all layers of one forward pass share: where its T tokens stand, their rotations, and which keys they see.
 
     start: tokens cached before. pad: (B,), left padding of each row, whose keys nobody sees. Masks are made once for
-    each window and kept.
+    each window and kept. apart: the new token's k and v are kept out of the cache (net/aot.py).
     """
+
+    apart = False
 
     def __init__(self, start: int, length: int, *, device: Any, dtype: torch.dtype, pad: Tensor | None = None,
                  turns: Mapping[Rope, Turn] | None = None) -> None:
@@ -38,7 +40,7 @@ class Step:
         """The first key that any of the new tokens sees."""
         if part.window is None:
             return 0
-        if part.window_kind == "chunked":
+        if part.window_kind == "chunked" and self.pad is None:
             return self.start // part.window * part.window
         return max(0, self.start - part.window + 1)
 
@@ -74,13 +76,14 @@ class Step:
         q = self.places()[:, None]
         k = torch.arange(self.first_key(part), self.end, device=self.device)[None]
         seen = k <= q
-        if part.window is not None and part.window_kind == "chunked":
-            seen &= k // part.window == q // part.window
+        if part.window is not None and part.window_kind == "chunked":  # chunks are counted from a row's first token
+            first = 0 if self.pad is None else self.pad[:, None, None, None]
+            seen = seen & ((k - first) // part.window == (q - first) // part.window)
         elif part.window is not None:
             seen &= k > q - part.window
         if self.pad is None:
             return seen
-        kept = seen[None, None] & (k >= self.pad[:, None, None, None])
+        kept = seen & (k >= self.pad[:, None, None, None])
         return kept | (q == k)  # a padding token sees itself, for a row that sees nothing is NaN
 
 
@@ -107,11 +110,12 @@ class SelfAttention(nn.Module):
         self.scale = part.head_dim**-0.5 if part.scale is None else part.scale
         self.groups = part.n_heads // part.n_kv_heads
         self.slopes: Tensor | None = None
+        self.joint: tuple[Tensor, Tensor | None] | None = None
+        self.widths = [q, kv, kv]
 
     def forward(self, x: Tensor, step: Step, cache: LayerCache | None = None) -> Tensor:
         part = self.part
-        q, k = self.q(x), self.k(x)
-        v = k if self.v is None else self.v(x)
+        q, k, v = self._projected(x)
         if part.clip is not None:
             q, k, v = (t.clamp(-part.clip, part.clip) for t in (q, k, v))
         if not part.norm_after_rope:
@@ -128,8 +132,13 @@ class SelfAttention(nn.Module):
             q = q if self.q_norm is None else self.q_norm(q)
             k = k if self.k_norm is None else self.k_norm(k)
         if cache is not None:
-            k, v = step.keep(cache, k, v)
-        y = self.attend(q, k, v, step)
+            past, (k, v) = cache, step.keep(cache, k, v)
+            if step.apart:
+                y = self.attend_apart(q, k, v, past, step)
+                return self._out(x, y)
+        return self._out(x, self.attend(q, k, v, step))
+
+    def _out(self, x: Tensor, y: Tensor) -> Tensor:
         if self.gate is not None:
             y = y * torch.sigmoid(self.gate(x))
         return self.o(y)  # type: ignore[no-any-return]
@@ -159,6 +168,32 @@ class SelfAttention(nn.Module):
                                                enable_gqa=self.groups > 1)
         return y.transpose(1, 2).flatten(2)
 
+    def attend_apart(self, q: Tensor, k: Tensor, v: Tensor, past: LayerCache, step: Step) -> Tensor:
+        """One token's attention over `past`, every key of which it sees, and its own k and v: (B, 1, H x D).
+
+        Two softmaxes that share their sum, in fp32; so nothing is written into the past, and nothing copied.
+        """
+        part = self.part
+        rows = q.view(q.shape[0], part.n_kv_heads, self.groups, part.head_dim)
+        before = (rows @ past.k.transpose(-1, -2)).float() * self.scale
+        own = (rows * k).float().sum(-1, keepdim=True) * self.scale
+        if part.softcap is not None:
+            before, own = (torch.tanh(s / part.softcap) * part.softcap for s in (before, own))
+        if part.alibi:
+            slopes = torch.tensor(alibi_slopes(part.n_heads)).view(part.n_kv_heads, self.groups, 1)
+            away = torch.arange(-past.k.shape[2], 0, device=q.device) * slopes
+            before = before + (away * self.scale if part.alibi_scaled else away)
+        top = torch.maximum(before.amax(-1, keepdim=True), own)
+        if self.sinks is not None:
+            sink = self.sinks.float().view(part.n_kv_heads, self.groups, 1)
+            top = torch.maximum(top, sink)
+        before, own = torch.exp(before - top), torch.exp(own - top)
+        whole = before.sum(-1, keepdim=True) + own
+        if self.sinks is not None:
+            whole = whole + torch.exp(sink - top)
+        y = (before / whole).to(v.dtype) @ past.v + (own / whole).to(v.dtype) * v
+        return y.reshape(q.shape[0], 1, -1)
+
     def _by_matrices(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """The same in plain steps, for scores that no fused kernel knows: soft caps and sinks. Softmax in fp32."""
         part = self.part
@@ -180,8 +215,10 @@ class SelfAttention(nn.Module):
 
     def _alibi(self, step: Step, q: Tensor) -> Tensor:
         """slope x (key - query) added to the scores, -inf where the key is not seen."""
-        if self.slopes is None or self.slopes.device != q.device:
-            self.slopes = torch.tensor(alibi_slopes(self.part.n_heads), device=q.device)
+        if self.slopes is None:
+            self.slopes = torch.tensor(alibi_slopes(self.part.n_heads))
+        if self.slopes.device != q.device:
+            self.slopes = self.slopes.to(q.device)
         at = step.places()[:, None]
         key = torch.arange(step.first_key(self.part), step.end, device=q.device)[None]
         bias = self.slopes[:, None, None] * (key - at)
@@ -192,6 +229,20 @@ class SelfAttention(nn.Module):
             bias = bias.masked_fill(~mask, float("-inf"))
         return bias.to(q.dtype)
 
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.joint is not None:
+            q, k, v = torch.split(F.linear(x, *self.joint), self.widths, -1)
+            return q, k, v
+        k = self.k(x)
+        return self.q(x), k, k if self.v is None else self.v(x)
+
+    def join(self) -> None:
+        """Let q, k and v be one product, of a copy of their matrices; for a compiled step (aot.py)."""
+        three = [x for x in (self.q, self.k, self.v) if type(x) is Linear]
+        if len(three) == 3:  # and none is missing or in 8 bits
+            biases = [x.bias for x in three if x.bias is not None]
+            self.joint = (torch.cat([x.weight for x in three]), torch.cat(biases) if biases else None)
+
     def _heads(self, x: Tensor) -> Tensor:
         """(B, T, H x D) or (B, T, H, D) -> (B, H, T, D), as a view."""
         return x.view(*x.shape[:2], -1, self.part.head_dim).transpose(1, 2)
@@ -200,6 +251,6 @@ class SelfAttention(nn.Module):
         """A norm over the whole projection, or over each head's row."""
         if norm is None:
             return x
-        if norm.part.dim == x.shape[-1]:
+        if norm.part.dim == x.shape[-1] and not norm.part.heads:
             return norm(x)  # type: ignore[no-any-return]
         return norm(x.view(*x.shape[:2], -1, self.part.head_dim))  # type: ignore[no-any-return]

@@ -84,9 +84,8 @@ class RowNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         part = self.part
         if part.heads:
-            rows = x.view(*x.shape[:-1], part.heads, part.dim) if x.shape[-1] != part.dim else x
-            split = [self.get_submodule(str(e))(rows[..., e, :]) for e in range(part.heads)]
-            return torch.stack(split, dim=-2).view(x.shape)
+            split = [self.get_submodule(str(e))(x[..., e, :]) for e in range(part.heads)]  # (..., heads, dim)
+            return torch.stack(split, dim=-2)
         one_row = x.numel() == part.dim and x.device.type == "cpu" and not torch.compiler.is_compiling()
         if part.kind == "rms" and one_row:
             return self._one_row(x)
@@ -130,12 +129,22 @@ class FeedForward(nn.Module):
         if self.act is None and (self.clamp is None or self.gate is None):
             raise not_runnable(f"the activation {part.activation!r}")
 
+        self.joint: tuple[Tensor, Tensor | None] | None = None
+
     def forward(self, x: Tensor) -> Tensor:
-        if self.clamp is not None and self.gate is not None:
+        if self.gate is None:
+            assert self.act is not None
+            return self.down(self.act(self.up(x)))  # type: ignore[no-any-return]
+        gate, up = (self.gate(x), self.up(x)) if self.joint is None else F.linear(x, *self.joint).chunk(2, -1)
+        if self.clamp is not None:
             limit, alpha = self.clamp
-            gate, up = self.gate(x).clamp(max=limit), self.up(x).clamp(-limit, limit)
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             return self.down(gate * torch.sigmoid(alpha * gate) * (up + 1))  # type: ignore[no-any-return]
         assert self.act is not None
-        if self.gate is None:
-            return self.down(self.act(self.up(x)))  # type: ignore[no-any-return]
-        return self.down(self.act(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+        return self.down(self.act(gate) * up)  # type: ignore[no-any-return]
+
+    def join(self) -> None:
+        """Let gate and up be one product, of a copy of their matrices; for a compiled step (aot.py)."""
+        if type(self.gate) is Linear and type(self.up) is Linear:  # not in 8 bits
+            bias = None if self.gate.bias is None or self.up.bias is None else torch.cat((self.gate.bias, self.up.bias))
+            self.joint = (torch.cat((self.gate.weight, self.up.weight)), bias)

@@ -58,6 +58,6 @@ def _layer(layer: Layer, batch: int, length: int, dtype: torch.dtype, device: An
     k_dim, v_dim = (c.k_dim, c.v_dim)
     if isinstance(layer.attn, LatentAttention):
         v_dim = 0
-    shape = (batch, c.heads, length)
-    return LayerCache(torch.zeros(*shape, k_dim, dtype=dtype, device=device),
-                      torch.zeros(*shape, v_dim, dtype=dtype, device=device))
+    # A token's heads lie side by side, so that any stretch of tokens is one piece of memory (net/aot.py).
+    k, v = (torch.zeros(batch, length, c.heads, dim, dtype=dtype, device=device) for dim in (k_dim, v_dim))
+    return LayerCache(k.transpose(1, 2), v.transpose(1, 2))

@@ -119,8 +119,8 @@ class Decoder(nn.Module):
 
     def __init__(self, model: Model, *, dtype: torch.dtype, device: Any) -> None:
         super().__init__()
-        if model.extra:
-            raise not_runnable(f"the tensor {model.extra[0].path!r}")
+        if beside := [x.path for x in model.extra if x.kind == "param"]:
+            raise not_runnable(f"the tensor {beside[0]!r}")
         self.model, self.dtype = model, dtype
         made: dict[str, Any] = {"dtype": dtype, "device": device}
         self.embed = Table(model.embed.vocab, model.embed.dim, **made)
@@ -131,6 +131,7 @@ class Decoder(nn.Module):
         self.norm = RowNorm(model.norm, **made) if model.norm else None
         self.head = Projection(model.head, **made)
         self.ropes = dict.fromkeys(x.attn.rope for x in model.layers if x.attn is not None and x.attn.rope is not None)
+        self.exact_to = exact_to(model)
         self._tables: dict[tuple[Rope, int | None], RopeTable] = {}
 
     @property
@@ -140,8 +141,9 @@ class Decoder(nn.Module):
     def assign(self, source: Source, *, dtype: torch.dtype | None = None, device: Any = None) -> None:
         """Take every tensor from `source`: as it lies there (memory-mapped, no copy) unless dtype or device differ."""
         want = dtype or self.dtype
+        unused = {x.path for x in self.model.extra}  # buffers that are stored and not read
         for t in self.model.tensors():
-            if t.role in ("vision", "projector"):
+            if t.role in ("vision", "projector") or t.name in unused:
                 continue
             own = want if t.kind == "param" else torch.float32  # a router's correction decides between close experts
             self.put(t.name, source.tensor(t.name).to(device=device, dtype=own))
@@ -191,8 +193,11 @@ class Decoder(nn.Module):
 
     def step(self, tokens: int, start: int, cache: Cache | None = None, pad: Tensor | None = None,
              length: int | None = None) -> Step:
-        """Where the next `tokens` stand. Raises InputRefused past the end of the position table or the cache."""
+        """Where the next `tokens` stand. Raises InputRefused past the end of the positions or the cache."""
         end = start + tokens
+        if self.exact_to is not None and end > self.exact_to:
+            raise InputRefused("too-long", f"{end:,} tokens; past {self.exact_to:,} this model's attention computes "
+                               "what is not described here", help="give a shorter text")
         table = self.model.positions
         if isinstance(table, LearnedPositions) and end > table.rows - table.offset:
             raise InputRefused("too-long", f"{end:,} tokens, but the position table ends at "
@@ -246,6 +251,12 @@ def positions(start: int, end: int, pad: Tensor | None, device: Any = None) -> T
     """(T,) or with padding (B, T): a row's first real token is at 0, and so is what stands before it."""
     at = torch.arange(start, end, device=device if pad is None else pad.device)
     return at if pad is None else (at[None] - pad[:, None]).clamp_min(0)
+
+
+def exact_to(model: Model) -> int | None:
+    """Tokens up to which every layer's attention is described; None where that has no end."""
+    ends = [x.attn.exact_to for x in model.layers if isinstance(x.attn, Attention) and x.attn.exact_to is not None]
+    return min(ends, default=None)
 
 
 def build(model: Model, *, dtype: torch.dtype = torch.float32, device: Any = "meta") -> Decoder:

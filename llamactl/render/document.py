@@ -44,4 +44,4 @@ class Document(NamedTuple):
 
     blocks: tuple[Block, ...]
     main: Table
-    primary: tuple[int, ...]
+    primary: tuple[int | float, ...]

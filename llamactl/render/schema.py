@@ -8,10 +8,12 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from llamactl.analysis.bench import BenchReport
 from llamactl.analysis.budget import CheckReport
 from llamactl.analysis.compare import Card, CompareReport, EvolveReport
 from llamactl.analysis.fit import FitReport
 from llamactl.analysis.flops import FlopsReport
+from llamactl.analysis.generation import GenerateReport
 from llamactl.analysis.inspect import InspectReport
 from llamactl.analysis.kvcache import KvCacheReport
 from llamactl.analysis.params import ATTENTION, FEED_FORWARD, ParamsReport
@@ -151,6 +153,8 @@ SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "rope": lambda: _models(_report(RopeReport)),
     "check": _check,
     "inspect": lambda: _models(_report(InspectReport)),
+    "generate": lambda: _models(_report(GenerateReport)),
+    "bench": lambda: _models(_report(BenchReport)),
     "presets": _presets,
     "doctor": _doctor,
     "version": _version,

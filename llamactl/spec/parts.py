@@ -138,6 +138,7 @@ class Attention:
     (Ministral 3 with first 0, Llama 4's unrotated layers with 1).
     v_from_k: V is K before its norm and rotation; there is no v matrix (Gemma 4), but both are cached.
     sparse: the pattern of a block-sparse layer (Phi-3-small).
+    exact_to: tokens up to which this is all it computes; past them its code does more (Qwen 1), which is not described.
     """
 
     hidden: int
@@ -166,6 +167,7 @@ class Attention:
     v_norm: Norm | None = None
     alibi_scaled: bool = False
     q_growth: tuple[float, int, int] | None = None
+    exact_to: int | None = None
 
     @lru_cache  # noqa: B019  parts are values: few, small and alive as long as the process
     def leaves(self) -> Leaves:

@@ -15,9 +15,9 @@ import pytest
 from llamactl import arch
 from llamactl.analysis.inspect import InspectReport, inspect
 from llamactl.analysis.inventory import Inventory
-from llamactl.analysis.matching import LANGUAGE, VISION, WRAPPERS, _renamed, _then
 from llamactl.spec.model import Model
 from llamactl.spec.naming import stored_tensors
+from llamactl.spec.prefixes import LANGUAGE, VISION, WRAPPERS, renamed, then
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 BYTES = {"F32": 4, "BF16": 2, "U8": 1}
@@ -164,8 +164,8 @@ def test_two_rewrites_in_turn_are_one() -> None:
     names += [wrapper + "q.weight" for wrapper in WRAPPERS] + ["lm_head.weight", "norm.weight"]
     for first in LANGUAGE:
         for second in VISION:
-            both = _then(first, second)
-            assert [_renamed(n, both) for n in names] == [_renamed(_renamed(n, first), second) for n in names]
+            both = then(first, second)
+            assert [renamed(n, both) for n in names] == [renamed(renamed(n, first), second) for n in names]
 
 
 # ---- head, buffers, leftovers, what is not counted

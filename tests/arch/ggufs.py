@@ -119,6 +119,11 @@ def _deepseek(w: gguf.GGUFWriter, c: Config) -> None:
     w.add_expert_feed_forward_length(c["moe_intermediate_size"])
     w.add_expert_count(c["n_routed_experts"])
     w.add_expert_shared_count(c["n_shared_experts"])
+    w.add_expert_weights_scale(c["routed_scaling_factor"])
+    w.add_expert_weights_norm(c["norm_topk_prob"])
+    w.add_expert_gating_func(gguf.ExpertGatingFuncType["SIGMOID" if c["topk_method"] == "noaux_tc" else "SOFTMAX"])
+    w.add_expert_group_count(c["n_group"])
+    w.add_expert_group_used_count(c["topk_group"])
     w.add_rope_dimension_count(c["qk_rope_head_dim"])
     if c.get("rope_scaling"):
         w.add_rope_scaling_yarn_log_mul(0.1 * c["rope_scaling"]["mscale_all_dim"])

@@ -51,8 +51,8 @@ CASES: dict[str, tuple[Any, Callable[..., None], dict[str, Any], dict[str, Any]]
     "gpt_oss": (A.GPT_OSS, g.gpt_oss, {}, {"truncate": None}),
     "llama": (A.LLAMA, g.llama, {}, {}),
     "llama-bias-tied-llama3": (A.LLAMA, g.llama, {}, NO_SCALING),
-    "llama4": (A.LLAMA4, g.llama4, {"attention_chunk_size": 8192}, NO_SCALING),
-    "llama4_text": (A.LLAMA4, g.llama4, {"attention_chunk_size": 8192}, NO_SCALING),
+    "llama4": (A.LLAMA4, g.llama4, {"attention_chunk_size": 8192}, NO_SCALING | {"floor_scale": 8192}),
+    "llama4_text": (A.LLAMA4, g.llama4, {"attention_chunk_size": 8192}, NO_SCALING | {"floor_scale": 8192}),
     "mistral": (A.LLAMA, g.llama, {}, NO_WINDOW),
     "mixtral": (A.LLAMA, g.llama, {}, {}),
     "olmo2": (A.OLMO2, g.olmo2, {}, {}),
@@ -625,3 +625,35 @@ def test_any_header_with_these_names_will_do(header: Callable[..., GgufHeader]) 
     plain: Any = SimpleNamespace(metadata=found.metadata, tensors=tensors, notes=(("gguf-layout", "odd"),))
     model = describe_gguf(plain, "m")
     assert (model.layers, model.notes) == (describe_gguf(found, "m").layers, (("gguf-layout", "odd"),))
+
+
+class TestRouting:
+    """How experts are chosen is metadata too, where llama.cpp does not fix it."""
+
+    @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "qwen3_moe", "mixtral", "gpt_oss"])
+    def test_as_in_the_config(self, name: str, header: Callable[..., GgufHeader]) -> None:
+        model = describe_gguf(header(name), "m.gguf")
+        found = {layer.mlp.routing for layer in model.layers if hasattr(layer.mlp, "top_k")}
+        assert found == {layer.mlp.routing for layer in expected(name).layers if hasattr(layer.mlp, "top_k")}
+        assert None not in found
+
+    @pytest.mark.parametrize(("name", "metadata"), [
+        ("deepseek_v2", {"deepseek2__expert_group_count": None}),
+        ("deepseek_v2", {"deepseek2__expert_weights_scale": None}),
+        ("deepseek_v2", {"deepseek2__expert_gating_func": 2}),
+        ("deepseek_v2", {"deepseek2__expert_weights_norm": True}),
+        ("deepseek_v3", {"deepseek2__expert_group_count": None}),
+        ("deepseek_v3", {"deepseek2__expert_group_used_count": None}),
+        ("deepseek_v3", {"deepseek2__expert_weights_scale": None}),
+        ("deepseek_v3", {"deepseek2__expert_gating_func": 1}),
+        ("deepseek_v3", {"deepseek2__expert_gating_func": 3}),
+    ])
+    def test_what_a_file_leaves_open_is_counted_but_not_run(self, name: str, metadata: dict[str, Any],
+                                                            header: Callable[..., GgufHeader]) -> None:
+        model = describe_gguf(header(name, **metadata), "m.gguf")
+        assert {layer.mlp.routing for layer in model.layers if hasattr(layer.mlp, "top_k")} == {None}
+        assert model.total() == expected(name).total()
+
+    def test_one_group_is_none(self, header: Callable[..., GgufHeader]) -> None:
+        model = describe_gguf(header("deepseek_v2", deepseek2__expert_group_count=1), "m.gguf")
+        assert model.layers[-1].mlp.routing.groups == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -225,3 +227,14 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def tiny() -> type[Tiny]:
     return Tiny
+
+
+@pytest.fixture(scope="session")
+def speaker() -> ModuleType:
+    """tests/cli/speaker.py: models that say what a test wants."""
+    spec = importlib.util.spec_from_file_location("llamactl_tests_speaker", Path(__file__).parent / "speaker.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -23,8 +24,10 @@ def words(text: str) -> str:
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
-def test_the_example_in_the_help_runs(cli: Any, tmp_path: Path, folder: Any, tiny: Any, command: str | None) -> None:
-    folder(name="my-model", tensors=tiny.tensors(tiny.config))
+def test_the_example_in_the_help_runs(cli: Any, tmp_path: Path, folder: Any, tiny: Any, speaker: Any,
+                                      command: str | None) -> None:
+    path = folder(name="my-model", tensors=tiny.tensors(tiny.config))
+    (path / "tokenizer.json").write_text(json.dumps(speaker.tokenizer(vocab=speaker.alphabet()[32:127])))
     shutil.copy(Path(__file__).parents[1] / "budgets" / "budget.toml", tmp_path)
     help = cli(*([command] if command else []), "--help")
     assert (help.code, help.err) == (0, "")
@@ -34,7 +37,8 @@ def test_the_example_in_the_help_runs(cli: Any, tmp_path: Path, folder: Any, tin
     assert command is None or args[0] == command
     got = cli(*args)
     assert got.code == 0
-    assert re.fullmatch(r"(warning\[context-exceeded\]: .*\n)?", got.err)
+    speeds = r"(prompt \d+ tokens? at .*\n)?" if command == "generate" else ""
+    assert re.fullmatch(rf"(warning\[context-exceeded\]: .*\n)?{speeds}", got.err)
     assert got.out
 
 

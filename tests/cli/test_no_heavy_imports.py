@@ -48,7 +48,8 @@ def test_an_analysis_imports_nothing_heavy(modules: Any, folder: Any, args: tupl
 
 
 @pytest.mark.parametrize("args", [("presets", "--json"), ("presets", "show", "llama-3-8b"), ("schema", "params"),
-                                  ("version",), ("--help",), ("params", "--help"), ("params", "model", "--weights"),
+                                  ("version",), ("--help",), ("params", "--help"), ("generate", "--help"),
+                                  ("bench", "--help"), ("params", "model", "--weights"),
                                   ("params", "model", "--set", "kv_heads=1")], ids="-".join)
 def test_the_other_commands_import_nothing_heavy(modules: Any, folder: Any, tiny: Any, args: tuple[str, ...]) -> None:
     folder(tensors=tiny.tensors(tiny.config))
@@ -56,7 +57,9 @@ def test_the_other_commands_import_nothing_heavy(modules: Any, folder: Any, tiny
 
 
 @pytest.mark.parametrize("args", [("params", "./none"), ("parms",), ("params", "llama-3-8b", "--formt", "csv"),
-                                  ("params", "llama-3-8b", "--dtype", "bf15")], ids="-".join)
+                                  ("params", "llama-3-8b", "--dtype", "bf15"), ("generate",),
+                                  ("generate", "llama-3-8b", "--top-p", "7"),
+                                  ("bench", "x", "--against", "y")], ids="-".join)
 def test_a_failure_imports_nothing_heavy(modules: Any, args: tuple[str, ...]) -> None:
     assert modules(*args, code=4 if "./none" in args else 2) & (HEAVY | {"rich"}) == set()
 

@@ -66,6 +66,15 @@ def test_an_answer_with_files_and_warnings_follows_its_schema(cli: Any, validato
     validator("kv-cache").validate(cli("kv-cache", folder(), "--ctx", "1m", "--json").json())
 
 
+@pytest.mark.parametrize("args", ["-p A", "-p A --logprobs --greedy --stop c", "-p A -n 0", "-p A -n 1", "--tokens 65",
+                                  "-p A --temperature 2 --ignore-end -n 2000000 --stop c"])
+def test_a_generated_text_follows_its_schema(cli: Any, validator: Any, speaker: Any, tmp_path: Path, args: str) -> None:
+    path = speaker.write(tmp_path / "speaker", speaker.chain("Abc"), words="--tokens" not in args)
+    got = cli("generate", path, *args.split(), "--json")
+    validator("generate").validate(got.json())
+    assert (got.model["text"] is None) is ("--tokens" in args)  # without a tokenizer there is none
+
+
 def objects(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Paths of all objects inside a JSON value."""
     if isinstance(value, dict):
@@ -81,9 +90,12 @@ OPEN = {"inputs", "options", "weights_at", "bytes_by_dtype", "published", "confi
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_object_takes_a_key_more_or_a_key_less(cli: Any, validator: Any, folder: Any, tiny: Any,
-                                                  command: str) -> None:
-    args = {"params": ("mixtral-8x7b", folder(tensors={**tiny.tensors(tiny.config), "x": ("F32", (1,))}), "--weights"),
+def test_no_object_takes_a_key_more_or_a_key_less(cli: Any, validator: Any, folder: Any, tiny: Any, speaker: Any,
+                                                  tmp_path: Path, command: str) -> None:
+    args = {"generate": (speaker.write(tmp_path / "speaker", speaker.chain("Abc")), "-p", "A", "--logprobs"),
+            "bench": (speaker.write(tmp_path / "timed", speaker.chain("Abc")), "--prompt-tokens", "4", "--decode-after",
+                      "3", "--new", "2", "--batch", "1", "--repeat", "1"),
+            "params": ("mixtral-8x7b", folder(tensors={**tiny.tensors(tiny.config), "x": ("F32", (1,))}), "--weights"),
             "kv-cache": ("gemma-2-9b", "--ctx", "16k"),
             "inspect": (folder(tensors={**tiny.tensors(tiny.config), "x": ("F32", (1,))}),),
             "presets": ("show", "llama-3-8b"), "version": (), "doctor": (), "flops": ("mixtral-8x7b", "--ctx", "8192"),

@@ -11,8 +11,20 @@ from torch import Tensor
 
 from llamactl.spec.latent import LatentAttention
 from llamactl.spec.model import Context, Layer, Model
-from llamactl.spec.naming import Fused, Rule, Stored, Transposed, read, rule, stored_tensors
+from llamactl.spec.naming import (
+    Fused,
+    Offset,
+    RopePairs,
+    Rule,
+    Stored,
+    Transposed,
+    read,
+    read_expert,
+    rule,
+    stored_tensors,
+)
 from llamactl.spec.parts import MLP, Attention, Embedding, Head, MoE, Norm
+from llamactl.spec.rope import Rope
 
 L = "layers.{i}."
 QKV = tuple(f"{L}attn.{x}.weight" for x in "qkv")
@@ -209,3 +221,52 @@ def test_a_norm_for_each_head_has_one_name_each() -> None:
     m = model(attn)
     r = rule("norms.{e}.weight", f"{L}attn.k_norm.{{e}}.weight")
     assert [s.name for s in stored_tensors(m, plain(m, r)) if s.rule == r] == ["norms.0.weight", "norms.1.weight"]
+
+
+@pytest.mark.parametrize(("x", "groups", "n"), [("q", "heads", 6), ("k", "kv_heads", 2)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_rope_pairs_as_metas_script_permutes(x: str, groups: str, n: int, bias: bool) -> None:
+    """HF -> Meta undone: view(n, d/2, 2, in).transpose(1, 2) brings neighbours (2j, 2j + 1) to (j, j + d/2)."""
+    attn = Attention(hidden=5, n_heads=6, n_kv_heads=2, head_dim=8, rope=Rope(dim=8, theta=1e4), qkv_bias=True)
+    m, kind = model(attn), "bias" if bias else "weight"
+    s = one(m, rule("w", f"{L}attn.{x}.{kind}", ops=(RopePairs(),), groups=groups))
+    array = counted(*s.shape)
+    (got,) = read(s, array, m).values()
+    assert torch.equal(got, array.view(n, 4, 2, *s.shape[1:]).transpose(1, 2).reshape(s.shape))
+    canonical = got.view(n, 2, 4, *s.shape[1:]).transpose(1, 2).reshape(s.shape)  # Meta's own direction
+    assert torch.equal(canonical, array)
+
+
+def test_rope_pairs_of_a_part_of_a_head() -> None:
+    """Of 8 rows 4 rotate: (0 1)(2 3) become (0 2)(1 3), and the other four stay."""
+    m = model(Attention(hidden=5, n_heads=2, n_kv_heads=2, head_dim=8, rope=Rope(dim=4, theta=1e4)))
+    s = one(m, rule("w", f"{L}attn.q.weight", ops=(RopePairs(),), groups="heads"))
+    (got,) = read(s, counted(16, 5), m).values()
+    assert (got[:, 0] // 5).tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 10, 9, 11, 12, 13, 14, 15]
+
+
+def test_rope_pairs_that_are_the_models_own_change_nothing() -> None:
+    m = model(Attention(hidden=5, n_heads=2, n_kv_heads=2, head_dim=8, rope=Rope(dim=8, theta=1e4, pairs="adjacent")))
+    s = one(m, rule("w", f"{L}attn.q.weight", ops=(RopePairs(),), groups="heads"))
+    array = counted(16, 5)
+    assert next(iter(read(s, array, m).values())) is array
+    back = one(m, rule("w", f"{L}attn.q.weight", ops=(RopePairs(pairs="half"),), groups="heads"))
+    (got,) = read(back, array, m).values()
+    assert (got[:8, 0] // 5).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def test_offset() -> None:
+    norm = Norm(dim=3, eps=1e-6, offset=True)
+    m = model(Attention(hidden=5, n_heads=1, n_kv_heads=1, head_dim=3, q_norm=norm))
+    s = one(m, rule("n", f"{L}attn.q_norm.weight", ops=(Offset(),)))
+    assert next(iter(read(s, torch.tensor([1.0, 2.0, 0.5]), m).values())).tolist() == [0.0, 1.0, -0.5]
+
+
+def test_one_expert_alone() -> None:
+    m = mixture()
+    s = one(m, rule("gate_up_proj", f"{EXPERT}gate.weight", f"{EXPERT}up.weight",
+                    ops=(Fused(order="interleaved"), Transposed()), stacked=True))
+    x = counted(4, 5, 6)
+    whole = read(s, x, m)
+    for e in range(4):
+        assert same(read_expert(s, e, x[e], m), {n: t for n, t in whole.items() if f"experts.{e}." in n})

@@ -1,0 +1,177 @@
+"""Any runnable checkpoint as canonical tensors: mapped where the file allows, one copy in memory at most elsewhere.
+
+    layout    files                                                            read by
+    hf        *.safetensors, or pytorch_model.bin and its like                 weights_mapped, weights_pickle
+    lesson    the same, names as in a model written by hand                    the same
+    meta      consolidated.NN.pth                                              weights_meta
+    nanogpt   ckpt.pt                                                          weights_pickle
+    gguf      *.gguf                                                           weights_gguf
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from llamactl.checkpoint.folder import read_file, read_folder
+from llamactl.checkpoint.safetensors import quote
+from llamactl.errors import InputRefused
+from llamactl.net.weights_gguf import GgufReader
+from llamactl.net.weights_mapped import DTYPES, Reader, SafetensorsReader
+from llamactl.net.weights_meta import meta_reader
+from llamactl.net.weights_names import Account, account
+from llamactl.net.weights_pickle import PickleReader
+from llamactl.spec.jsontext import read_json
+from llamactl.spec.model import Model
+from llamactl.spec.naming import Rule, Stored, read, read_expert, stored_tensors
+from llamactl.spec.prefixes import best
+
+_PICKLES = (".bin", ".pt", ".pth")
+_BIN, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+_NO_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "training_args", ".")
+MAX_FILES = 10_000
+
+
+class Weights:
+    """What a checkpoint gives to a network. Nothing is read before it is asked for, and nothing is kept."""
+
+    def __init__(self, path: str, layout: str, model: Model, reader: Reader, found: Account) -> None:
+        self.path = path
+        self.layout = layout
+        self.warnings = tuple(dict.fromkeys((*reader.warnings, *found.warnings)))
+        self._model = model
+        self._reader = reader
+        self._at = found.at
+        self._given: dict[str, Tensor] = {}  # other canonical tensors of the stored one that was read last
+
+    def names(self) -> tuple[str, ...]:
+        """Every canonical name there is a tensor for: all of the model's but those of towers beside the decoder."""
+        return tuple(self._at)
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor under its canonical name: (out, in), in the dtype it is stored in, float32 if it was quantised.
+
+        A view of the mapped file where the file holds it as it is, transposed or cut; never to be written to.
+        """
+        if name not in self._given:
+            stored, at = self._at[name]
+            self._given = self._read(stored, at, name)
+        return self._given.pop(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype that `tensor` answers, without reading it."""
+        return DTYPES.get(self._reader.tensors[self._at[name][1]].dtype, torch.float32)
+
+    def _read(self, stored: Stored, at: str, name: str) -> dict[str, Tensor]:
+        if not stored.rule.stacked:
+            return read(stored, self._reader.get(at), self._model)
+        (tensor,) = (t for t in stored.of if t.name == name)
+        position = sorted({t.e for t in stored.of}).index(tensor.e)
+        return read_expert(stored, tensor.e, self._reader.part(at, position), self._model)
+
+
+def open_weights(path: str, model: Model, rules: Sequence[Rule], *, layout: str,
+                 ignored: Sequence[tuple[str, str]] = ()) -> Weights:
+    """Open the weights of `model` at `path` (a folder or a file) and account for every tensor before one is given.
+
+    rules, ignored: names of `layout` and what in it is no weight (arch.names, arch.ignored). Errors: those of the
+    readers and of weights_names.account; all of them before any weight is read.
+    """
+    reader = _reader(path, model, rules, layout)
+    found = account(path, reader.tensors, model, rules, layout=layout, ignored=ignored, packed=layout != "gguf")
+    return Weights(path, layout, model, reader, _compared(reader, found, model, rules))
+
+
+def likeliest(path: str, model: Model, layouts: Mapping[str, Sequence[Rule]]) -> str:
+    """The layout whose names the files at `path` hold most of, under any prefix; the first of equals."""
+    held = list(_folder_reader(path).tensors)
+
+    def hits(layout: str) -> int:
+        want = {s.name: s for s in stored_tensors(model, layouts[layout])}
+        return sum(name in want for name in best(held, want)[1].values())
+
+    return max(layouts, key=hits)
+
+
+def _reader(path: str, model: Model, rules: Sequence[Rule], layout: str) -> Reader:
+    if layout == "gguf":
+        return GgufReader(path)
+    if layout == "meta":
+        folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
+        return meta_reader(folder, {s.name: s.shape for s in stored_tensors(model, rules)})
+    if layout == "nanogpt":
+        return PickleReader([path], under="model")
+    return _folder_reader(path)
+
+
+def _folder_reader(path: str) -> Reader:
+    """Safetensors where there are any, else pickles."""
+    if path.endswith(".safetensors"):
+        return SafetensorsReader(read_file(path))
+    if not os.path.isdir(path):
+        return PickleReader([path])
+    try:
+        return SafetensorsReader(read_folder(path))
+    except InputRefused as e:
+        if e.code != "weights-format":
+            raise
+        files = _pickles(path)
+        if not files:
+            raise
+    return PickleReader(files, inside=path)
+
+
+def _pickles(folder: str) -> list[str]:
+    """The pickles that are the model: by index, else pytorch_model.bin, else the only one there is."""
+    names = sorted(n for n in os.listdir(folder) if n.endswith(_PICKLES) and not n.startswith(_NO_WEIGHTS))
+    index = os.path.join(folder, _BIN_INDEX)
+    if os.path.lexists(index):
+        shards = _indexed(index)
+        absent = [s for s in shards if not os.path.exists(os.path.join(folder, s))]
+        if absent:
+            raise InputRefused("shard-missing", f"missing: {len(absent):,} of {len(shards):,} files that the index "
+                               f"names: {', '.join(map(quote, absent[:20]))}", path=folder,
+                               help="download the missing files; a part of a model is never read")
+        return [os.path.join(folder, s) for s in shards]
+    if _BIN in names:
+        return [os.path.join(folder, _BIN)]
+    if len(names) > 1:
+        raise InputRefused("weights-ambiguous", f"{len(names)} pickles, and no index says which belong together: "
+                           f"{', '.join(map(quote, names[:20]))}", path=folder, help="keep one copy of the weights")
+    return [os.path.join(folder, n) for n in names]
+
+
+def _indexed(index: str) -> list[str]:
+    """The files that a pytorch_model.bin.index.json names: plain names inside the folder."""
+    from llamactl.checkpoint.disk import check_regular
+
+    check_regular(index, inside=os.path.dirname(index))
+    data = read_json(index)
+    named = data.get("weight_map") if isinstance(data, dict) else None
+    if not isinstance(named, dict) or not named or not all(isinstance(v, str) for v in named.values()):
+        raise InputRefused("index-schema", "no weight_map: which file holds which tensor is unknown", path=index,
+                           help="download the index again")
+    shards = sorted(set(named.values()))
+    bad = [s for s in shards if os.path.basename(s) != s or "\\" in s or "\0" in s or not s.endswith(_PICKLES)]
+    if bad or len(shards) > MAX_FILES:
+        what = f"weight_map names {quote(bad[0])}" if bad else f"weight_map names {len(shards):,} files"
+        raise InputRefused("index-path", what, path=index, help="files are *.bin inside the model folder")
+    return shards
+
+
+def _compared(reader: Reader, found: Account, model: Model, rules: Sequence[Rule]) -> Account:
+    """`found`, with a warning where a head is stored beside the embedding that it should be, and differs."""
+    if found.twin is None:
+        return found
+    stored = reader.tensors[found.twin]
+    embed = reader.tensors[found.at["embed.weight"][1]]
+    if stored.dtype not in DTYPES or embed.dtype not in DTYPES:
+        return found
+    if torch.equal(reader.get(found.twin).to(DTYPES[embed.dtype]), reader.get(embed.name)):
+        return found
+    said = ("weights-head-differs", f"{model.tied_why}, but {found.twin} is stored too and is not the token embedding: "
+            "the embedding is used, as the config says")
+    return Account(at=found.at, warnings=(*found.warnings, said), twin=found.twin)
