@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -81,8 +82,13 @@ def listing(file: str) -> None:
     print(f"```{Path(file).suffix[1:]}\n{(ROOT / 'tests' / file).read_text(encoding='utf-8')}```")
 
 
+def measured(name: str) -> None:
+    """Print what a run of tests/bench/record.py left: times differ from run to run, so they are not made anew here."""
+    print(f"```console\n{(ROOT / 'tests/bench/measured' / name).read_text(encoding='utf-8').rstrip()}\n```")
+
+
 def families() -> None:
-    """Print the table of families: file, model types, a preset of it."""
+    """Print the table of families: file, model types, a preset of it, and whether the network runs it."""
     from llamactl import arch
     from llamactl.source import presets
 
@@ -93,10 +99,30 @@ def families() -> None:
     for name in presets.names():
         family = arch.families()[presets.load(name).config["model_type"]]
         example.setdefault(family, name)
-    print("| family | model types | a preset |")
-    print("| --- | --- | --- |")
+    run = runnable()
+    print("| family | model types | a preset | generate |")
+    print("| --- | --- | --- | --- |")
     for name, types in sorted(by_family.items()):
-        print(f"| {name} | {', '.join(types)} | {example.get(name, '')} |")
+        print(f"| {name} | {', '.join(types)} | {example.get(name, '')} | {'yes' if name in run else ''} |")
+
+
+def runnable() -> set[str]:
+    """Families of which a test holds logits: those whose golden builds, and those that are held to a sibling."""
+    from llamactl import arch
+    from llamactl.errors import InputRefused
+    from llamactl.net.decoder import build
+
+    out = set()
+    for file in sorted((ROOT / "tests/golden").glob("*/config.json")):
+        model = arch.describe(json.loads(file.read_text(encoding="utf-8")), str(file))
+        try:
+            build(model)
+        except InputRefused:
+            continue
+        out.add(model.family)
+    siblings = (ROOT / "tests/net/test_siblings.py").read_text(encoding="utf-8")
+    held = set(re.findall(r'^    "(\w+)[^"]*": \(', siblings, re.M)) & set(arch.families().values())
+    return out | held | {"nemotron_nas", "transformer"}  # held in test_siblings.py and test_block2017.py
 
 
 def main(args: list[str]) -> int:

@@ -9,8 +9,10 @@ from typing import Any
 
 from llamactl.analysis.dtypes import named
 from llamactl.analysis.flops import elements_read, flops
+from llamactl.analysis.generation import weights_bytes
 from llamactl.errors import InputRefused
 from llamactl.spec.model import Model
+from llamactl.spec.parts import MoE
 
 OURS = "llamactl"
 PROMPTS, AFTER, NEW = (512, 2048), (32, 512), 64
@@ -90,7 +92,8 @@ class BenchReport:
     """One model's speed here and now.
 
     bandwidth_bytes_per_second and matmul_flops_per_second: the best of the same run, measured between the rounds.
-    threads: of the CPU, None on another device. weights_bytes: of the decoder in `dtype`. first_token_prompt: tokens
+    threads: of the CPU, None on another device. quant: int8 where llamactl's matrices are in 8 bits, None where all is
+    in `dtype`; weights_bytes: of the decoder so. first_token_prompt: tokens
     of the prompt behind first_token_seconds.
     """
 
@@ -100,6 +103,7 @@ class BenchReport:
     device: str
     device_name: str
     dtype: str
+    quant: str | None
     threads: int | None
     compiled: bool
     packed: bool
@@ -139,9 +143,17 @@ def cases(model: Model, prompts: Sequence[int], after: Sequence[int], new: int |
             *(Case(phase="decode", tokens=n, batch=b, new=new) for b in batches for n in after))
 
 
-def step_bytes(model: Model, dtype: str, case: Case) -> int:
-    """Bytes of weights and cache, all in `dtype`, that the middle one of the case's new tokens reads for the batch."""
-    return named(dtype).bytes(sum(elements_read(model, case.tokens + (case.new + 1) // 2, 1, case.batch)))
+def step_bytes(model: Model, dtype: str, case: Case, *, int8: bool = False) -> int | None:
+    """Bytes of weights and cache that the middle one of the case's new tokens reads for the batch, all in `dtype`.
+
+    int8: with the matrices in 8 bits; None then for several sequences that choose experts of their own.
+    """
+    weights, cache = elements_read(model, case.tokens + (case.new + 1) // 2, 1, case.batch)
+    if not int8:
+        return named(dtype).bytes(weights + cache)
+    if case.batch > 1 and any(isinstance(layer.mlp, MoE) for layer in model.layers):
+        return None
+    return weights_bytes(model, dtype, int8=True, read=True) + named(dtype).bytes(cache)
 
 
 def prompt_flops(model: Model, case: Case) -> int | None:
@@ -155,24 +167,27 @@ def prompt_flops(model: Model, case: Case) -> int | None:
 
 
 def rows(model: Model, dtype: str, timed: Sequence[tuple[Case, Samples]], engines: Sequence[Engine],
-         bandwidth: float | None, matmul: float | None) -> tuple[Row, ...]:
-    """Each case's samples as rows, in the order of `engines`; an engine without samples of a case has none there."""
-    same = {e.name for e in engines if e.dtype == dtype}
+         bandwidth: float | None, matmul: float | None, *, int8: bool = False) -> tuple[Row, ...]:
+    """Each case's samples as rows, in the order of `engines`; an engine without samples of a case has none there.
+
+    int8: llamactl's own matrices are in 8 bits.
+    """
+    same = {OURS, *(e.name for e in engines if e.dtype == dtype)}
     out: list[Row] = []
     for case, samples in timed:
         decode = case.phase == "decode"
-        moved = step_bytes(model, dtype, case) if decode else None
         done = None if decode else prompt_flops(model, case)
-        work, most = (moved, bandwidth) if decode else (done, matmul)
         for name in (e.name for e in engines if e.name in samples):
             seconds = tuple(samples[name])
             rate = spread([case.made / s for s in seconds])
             times = rate.median / (case.batch if decode else case.made)  # steps, or batches of prompts, a second
             known = name in same
+            moved = step_bytes(model, dtype, case, int8=int8 and name == OURS) if decode and known else None
+            work, most = (moved, bandwidth) if decode else (done, matmul)
             pairs = [theirs / ours for ours, theirs in zip(samples[OURS], seconds, strict=True)]
             out.append(Row(
                 phase=case.phase, tokens=case.tokens, batch=case.batch, new=case.new, engine=name, seconds=seconds,
-                tokens_per_second=rate, step_bytes=moved if known else None, flops=done,
+                tokens_per_second=rate, step_bytes=moved, flops=done,
                 share=work * times / most if work and most and known else None,
                 ratio=None if name == OURS else spread(pairs)))
     return tuple(out)

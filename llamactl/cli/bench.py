@@ -10,6 +10,7 @@ from llamactl.cli.options import Access, Output, command, complete_model, new_ap
 from llamactl.errors import UsageError
 
 app = new_app()
+EXAMPLE = "llamactl bench ./my-model --against transformers"
 
 
 @command(app)
@@ -36,8 +37,10 @@ def bench(
     threads: Annotated[int | None, typer.Option("--threads", metavar="N", min=1, max=4096, show_default=False,
                        help="CPU threads.")] = None,
     compile: Annotated[bool, typer.Option("--compile", help="Make kernels for this model first.")] = False,
-    pack: Annotated[bool, typer.Option("--pack", help="On a CPU, copy bf16 weights into the order that is read "
-                    "fastest.")] = False,
+    pack: Annotated[bool, typer.Option("--pack", help="On a CPU, put bf16 weights in the order read fastest.")
+                    ] = False,
+    quant: Annotated[str | None, typer.Option("--quant", metavar="int8", show_default=False,
+                     help="Matrices in 8 bits, rounded row by row while loading.")] = None,
     *,
     out: Output,
     reach: Access,
@@ -49,16 +52,21 @@ def bench(
     rivals = tuple(dict.fromkeys(against or ()))
     for option, word, known in (("--device", device, ("auto", "cuda", "cpu", "mps")),
                                 ("--dtype", dtype, ("auto", "bf16", "fp16", "fp32")),
+                                *(("--quant", x, ("int8",)) for x in (quant,) if x is not None),
                                 *(("--against", x, ("transformers", "llama.cpp")) for x in rivals)):
         if word not in known:
             raise UsageError("usage", f"{option} {word!r} is not one of {', '.join(known)}")
     if gguf is not None and "llama.cpp" not in rivals:
         raise UsageError("usage", "--gguf is what llama.cpp reads", help="add --against llama.cpp")
+    if model is None:
+        from llamactl.cli.runnable import model_here
+
+        model_here(EXAMPLE)
     from llamactl.cli.benching import Asked, run
 
     run(Asked(ref=model, prompts=_counts(prompt_tokens, "--prompt-tokens"), after=_counts(decode_after,
               "--decode-after"), new=new, batches=_counts(batch, "--batch"), repeat=repeat, rivals=rivals, gguf=gguf,
-              device=device, dtype=dtype, threads=threads, compile=compile, pack=pack), out, reach)
+              device=device, dtype=dtype, threads=threads, compile=compile, pack=pack, quant=quant), out, reach)
 
 
 def _counts(text: str | None, option: str) -> tuple[int, ...]:

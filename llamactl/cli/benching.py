@@ -38,6 +38,7 @@ class Asked:
     threads: int | None
     compile: bool
     pack: bool
+    quant: str | None
 
     def inputs(self) -> dict[str, Any]:
         """What the JSON says was asked for."""
@@ -108,7 +109,7 @@ def _measured(asked: Asked, opened: Opened, places: Sequence[str], timed: Sequen
               tell: Any) -> BenchReport:
     """Load all engines, time them, and put the report together. Adds to the warnings `said`."""
     from llamactl.analysis import bench as analysis
-    from llamactl.analysis.generation import text_params
+    from llamactl.analysis.generation import weights_bytes
     from llamactl.net import bench as room
     from llamactl.net import device as devices
 
@@ -117,17 +118,19 @@ def _measured(asked: Asked, opened: Opened, places: Sequence[str], timed: Sequen
         devices.use_threads(asked.threads)
     device = devices.find_device(asked.device)
     stored = devices.stored_dtype(opened.weights, model)
-    dtype = devices.choose_dtype(asked.dtype, stored, device)
+    int8 = asked.quant == "int8"
+    wish = "bf16" if int8 and asked.dtype == "auto" and device.type == "cpu" else asked.dtype
+    dtype = devices.choose_dtype(wish, stored, device)
     word, vocab = devices.WORDS[dtype], model.embed.vocab
     longest, most = max(c.length for c in timed), max(c.length * c.batch for c in timed)
     first = room.prompts(vocab, 1, min(c.tokens for c in timed))
-    with _room(model, word, most, device, stored):
+    with _room(model, word, most, device, stored=None if asked.pack else stored, int8=int8):
         engines = [_ours(asked, device, dtype, first, said)]
         engines += [_rival(name, place, longest, device, dtype, first)
                     for name, place in zip(asked.rivals, places, strict=True)]
         meter = room.Meter(device, dtype)
         done = room.measure([e.engine for e in engines], timed, meter, vocab=vocab, repeat=asked.repeat, tell=tell)
-    kinds = {"llamactl": word, "transformers": word, "llama.cpp": _stored(places, asked)}
+    kinds = {"llamactl": asked.quant or word, "transformers": word, "llama.cpp": _stored(places, asked)}
     infos = tuple(analysis.Engine(name=e.engine.name, version=_version(e.engine), dtype=kinds[e.engine.name],
                                   load_seconds=e.load_s, first_token_seconds=e.first_s, private_bytes=e.private)
                   for e in engines)
@@ -135,11 +138,12 @@ def _measured(asked: Asked, opened: Opened, places: Sequence[str], timed: Sequen
         said.append(("rival-batch", "llama.cpp is timed with one sequence alone, for its Python binding takes no more"))
     bandwidth, matmul = meter.bytes or None, meter.flops or None
     made = analysis.rows(model, word, list(zip(timed, (d.seconds for d in done), strict=True)), infos, bandwidth,
-                         matmul)
+                         matmul, int8=int8)
     return analysis.BenchReport(
         id=source.id, family=model.family, model_type=model.model_type, device=device.type,
-        device_name=devices.name_of(device), dtype=word, threads=room.threads(device), compiled=asked.compile,
-        packed=asked.pack, repeat=asked.repeat, weights_bytes=text_params(model) * dtype.itemsize,
+        device_name=devices.name_of(device), dtype=word, quant=asked.quant, threads=room.threads(device),
+        compiled=asked.compile, packed=asked.pack, repeat=asked.repeat,
+        weights_bytes=weights_bytes(model, word, int8=int8),
         bandwidth_bytes_per_second=bandwidth, matmul_flops_per_second=matmul, first_token_prompt=len(first[0]),
         engines=infos, rows=made)
 
@@ -150,20 +154,22 @@ def _ours(asked: Asked, device: Any, dtype: Any, first: list[list[int]], said: W
     from llamactl.net.bench import Ours, start
     from llamactl.net.cache import Cache
     from llamactl.net.compiling import ready
-    from llamactl.net.decoder import build
+    from llamactl.net.decoder import Decoder, build
     from llamactl.net.generate import cache_length
+    from llamactl.net.int8 import assign_int8
     from llamactl.net.packing import pack
 
     def load() -> Engine:
         again = open_model(asked.ref, Access(offline=True, hub=False))  # once more, now that nothing is left to import
         network = build(again.model)
-        network.assign(again.weights, dtype=dtype, device=device)
-        if asked.pack and not pack(network):
+        assign = assign_int8 if asked.quant else Decoder.assign
+        assign(network, again.weights, dtype=dtype, device=device)
+        if asked.pack and not asked.compile and not pack(network):  # compiling packs by itself
             said.append(("pack", f"--pack changes nothing here: it is for bf16 on a CPU that multiplies it, not for "
                          f"{str(dtype).removeprefix('torch.')} on this {device.type}"))
         cache = Cache(again.model, 1, cache_length(again.model, len(first[0]), 4), dtype=dtype, device=device)
-        return Ours(network, ready(network, first[0], cache, compile=asked.compile,
-                                   identity=identity(again.weights.path) if asked.compile else ()))
+        told = identity(again.weights.path) if asked.compile else ()
+        return Ours(network, ready(network, first[0], cache, compile=asked.compile, identity=told, say=_say))
 
     return start(load, first)
 
@@ -198,13 +204,13 @@ def _version(engine: Any) -> str:
 
 
 @contextmanager
-def _room(model: Model, word: str, tokens: int, device: Any, stored: str | None) -> Iterator[None]:
+def _room(model: Model, word: str, tokens: int, device: Any, *, stored: str | None, int8: bool) -> Iterator[None]:
     """Refuse what cannot fit before it is loaded, and turn running out of memory into the same one line."""
     from llamactl.analysis.generation import needed
     from llamactl.net import device as devices
 
     free = devices.free_memory(device)
-    takes = needed(model, dtype=word, ctx=tokens, stored=stored, device=device.type)
+    takes = needed(model, dtype=word, ctx=tokens, stored=stored, device=device.type, int8=int8)
     error = OutputError("memory", f"out of memory on {device.type}: weights and a cache of {tokens:,} tokens take "
                         f"{takes:,} B" + ("" if free is None else f"; {free:,} B are free"),
                         help="lower --batch, --prompt-tokens or --decode-after, or time fewer engines")
@@ -224,6 +230,10 @@ def _teller(out: Output) -> Any:
 
     def tell(case: Any) -> None:
         what = "prompts of" if case.phase == "prefill" else f"{case.new:,} tokens after"
-        print(f"timing {what} {case.tokens:,} tokens, batch {case.batch}", file=sys.stderr)
+        _say(f"timing {what} {case.tokens:,} tokens, batch {case.batch}")
 
     return (lambda _: None) if silent else tell
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -90,7 +90,9 @@ def generate(
     if stop and "" in stop:
         raise UsageError("usage", "--stop '' would end every text at once")
     if ref is None:
-        _model_here()
+        from llamactl.cli.runnable import model_here
+
+        model_here(EXAMPLE)
     ids = None if tokens is None else read_ids(tokens)
     from llamactl.cli.ranks import entered, launch, seat
 
@@ -123,18 +125,3 @@ def _words(words: list[str]) -> tuple[str | None, bool]:
 def _one_of(option: str, word: str, known: tuple[str, ...]) -> None:
     if word not in known:
         raise UsageError("usage", f"{option} {word!r} is not one of {', '.join(known)}")
-
-
-def _model_here() -> None:
-    """Raise UsageError with this command's own example where the current folder holds no model."""
-    import os
-
-    from llamactl.cli.runnable import NANOGPT
-    from llamactl.source import resolve
-
-    try:
-        if not os.path.isfile(NANOGPT):
-            resolve(None)
-    except UsageError as e:
-        e.help = f"try: {EXAMPLE}"
-        raise

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from llamactl import arch
 from llamactl.cli.options import Access
-from llamactl.errors import InputRefused, NotAvailable
+from llamactl.errors import InputRefused, NotAvailable, UsageError
 from llamactl.source import Resolved, resolve
 from llamactl.spec.model import Model
 
@@ -166,3 +166,13 @@ def need_torch() -> None:
     if find_spec("torch") is None:
         raise NotAvailable("extra-missing", "running a model needs torch, which is not installed",
                            help="pip install 'llamactl[generate]'")
+
+
+def model_here(example: str) -> None:
+    """Raise UsageError with a command's own example where the current folder holds no model."""
+    try:
+        if not os.path.isfile(NANOGPT):
+            resolve(None)
+    except UsageError as e:
+        e.help = f"try: {example}"
+        raise

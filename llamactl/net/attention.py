@@ -93,7 +93,8 @@ class SelfAttention(nn.Module):
     def __init__(self, part: Attention, *, dtype: torch.dtype, device: Any = "meta") -> None:
         super().__init__()
         for what, there in (("cross-attention", part.cross), ("attention that reads another layer's K and V",
-                            part.shares_kv), ("block-sparse attention", part.sparse is not None)):
+                            part.shares_kv), ("block-sparse attention", part.sparse is not None),
+                            ("a rotation of pairs of another width", part.rope is not None and part.rope.span)):
             if there:
                 raise not_runnable(what)
         self.part = part

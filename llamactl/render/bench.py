@@ -60,7 +60,7 @@ def _row(x: Row, rivals: bool) -> tuple[Cell, ...]:
 
 
 def _facts(r: BenchReport) -> list[tuple[str, str]]:
-    how = [w for w, on in (("compiled", r.compiled), ("packed", r.packed)) if on]
+    how = [w for w, on in (("int8 matrices", r.quant), ("compiled", r.compiled), ("packed", r.packed)) if on]
     out = [("computed", ", ".join([f"in {r.dtype} on {r.device_name}", *how])),
            ("weights", size(r.weights_bytes)),
            ("rounds", f"{count(r.repeat)} that count, after one that does not; medians, and the least to the most")]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from llamactl import arch
-from llamactl.analysis.bench import BenchReport, Case, Engine, cases, prompt_flops, rows, spread, step_bytes
+from llamactl.analysis.bench import BenchReport, Case, Engine, cases, prompt_flops, spread, step_bytes
+from llamactl.analysis.bench import rows as rows_of
 from llamactl.spec.model import Model
 
 CONFIG = {"model_type": "llama", "vocab_size": 100, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -41,6 +42,21 @@ def test_bytes_of_a_step() -> None:
     assert step_bytes(described(), "bf16", case) == 2 * (weights + cache)
 
 
+def test_bytes_of_a_step_with_matrices_in_8_bits() -> None:
+    rows = 16 + 8 + 8 + 16 + 24 + 24 + 16  # one scale each
+    other = 100 * 16 + NORMS + 2 * (2 * 2 * 4) * 34 + 2 * rows
+    case = Case(phase="decode", tokens=30, batch=1, new=8)
+    assert step_bytes(described(), "bf16", case, int8=True) == 2 * BLOCK + 2 * other
+    (row,) = rows_of(described(), "bf16", [(case, {"llamactl": [1.0]})], [engine("llamactl", "int8")], 1e6, 1e9,
+                     int8=True)
+    assert row.step_bytes == 2 * BLOCK + 2 * other
+    mixture = described(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
+    assert step_bytes(mixture, "bf16", case, int8=True) is not None
+    several = Case(phase="decode", tokens=30, batch=2, new=8)
+    assert step_bytes(mixture, "bf16", several, int8=True) is None
+    assert step_bytes(mixture, "bf16", several) is not None
+
+
 def test_operations_of_prompts_count_the_last_logits_alone() -> None:
     case = Case(phase="prefill", tokens=10, batch=3)
     pairs = 10 * 11 // 2
@@ -58,14 +74,14 @@ def test_operations_that_are_not_counted_are_none(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bench, "flops", refused)
     case = Case(phase="prefill", tokens=10, batch=1)
     assert prompt_flops(described(), case) is None
-    (row,) = rows(described(), "fp32", [(case, {"llamactl": [1.0]})], [engine("llamactl")], 1e9, 1e9)
+    (row,) = rows_of(described(), "fp32", [(case, {"llamactl": [1.0]})], [engine("llamactl")], 1e9, 1e9)
     assert (row.flops, row.share, row.tokens_per_second.median) == (None, None, 10.0)
 
 
 def test_rows_of_new_tokens() -> None:
     model, case = described(), Case(phase="decode", tokens=30, batch=2, new=8)
     timed = [(case, {"llamactl": [1.0, 2.0, 4.0], "b": [3.0, 2.0, 2.0]})]
-    ours, theirs = rows(model, "fp32", timed, [engine("llamactl"), engine("b")], 1e6, 1e9)
+    ours, theirs = rows_of(model, "fp32", timed, [engine("llamactl"), engine("b")], 1e6, 1e9)
     assert (ours.phase, ours.tokens, ours.batch, ours.new, ours.engine) == ("decode", 30, 2, 8, "llamactl")
     assert ours.seconds == (1.0, 2.0, 4.0)
     assert (ours.tokens_per_second.min, ours.tokens_per_second.median, ours.tokens_per_second.max) == (4.0, 8.0, 16.0)
@@ -79,7 +95,7 @@ def test_rows_of_new_tokens() -> None:
 
 def test_rows_of_prompts() -> None:
     model, case = described(), Case(phase="prefill", tokens=50, batch=2)
-    (row,) = rows(model, "fp32", [(case, {"llamactl": [0.5]})], [engine("llamactl")], 1e6, 1e9)
+    (row,) = rows_of(model, "fp32", [(case, {"llamactl": [0.5]})], [engine("llamactl")], 1e6, 1e9)
     assert row.tokens_per_second.median == 200.0
     assert row.flops == prompt_flops(model, case)
     assert row.share == pytest.approx(row.flops / 0.5 / 1e9)
@@ -89,11 +105,11 @@ def test_rows_of_prompts() -> None:
 def test_a_rival_in_another_dtype_has_no_share_and_one_without_samples_no_row() -> None:
     case = Case(phase="decode", tokens=30, batch=1, new=8)
     timed = [(case, {"llamactl": [1.0], "b": [1.0]}), (case, {"llamactl": [1.0]})]
-    got = rows(described(), "fp32", timed, [engine("llamactl"), engine("b", "q4_0")], 1e6, 1e9)
+    got = rows_of(described(), "fp32", timed, [engine("llamactl"), engine("b", "q4_0")], 1e6, 1e9)
     assert [r.engine for r in got] == ["llamactl", "b", "llamactl"]
     assert (got[1].share, got[1].step_bytes) == (None, None)
     assert got[0].share is not None
-    unknown = rows(described(), "fp32", timed, [engine("llamactl"), engine("b", None)], None, None)
+    unknown = rows_of(described(), "fp32", timed, [engine("llamactl"), engine("b", None)], None, None)
     assert {r.share for r in unknown} == {None}
     assert unknown[0].step_bytes is not None
 
@@ -118,9 +134,9 @@ def test_lengths_asked_for_are_taken_as_they_are() -> None:
 def test_the_report_is_json_and_html() -> None:
     case = Case(phase="decode", tokens=30, batch=1, new=8)
     engines = (engine("llamactl"), engine("b"))
-    made = rows(described(), "fp32", [(case, {"llamactl": [1.0], "b": [2.0]})], engines, 1e6, None)
+    made = rows_of(described(), "fp32", [(case, {"llamactl": [1.0], "b": [2.0]})], engines, 1e6, None)
     report = BenchReport(id="<m>", family="llama", model_type="llama", device="cpu", device_name="cpu", dtype="fp32",
-                         threads=1, compiled=False, packed=False, repeat=1, weights_bytes=5,
+                         quant=None, threads=1, compiled=False, packed=False, repeat=1, weights_bytes=5,
                          bandwidth_bytes_per_second=1e6, matmul_flops_per_second=None, first_token_prompt=30,
                          engines=engines, rows=made)
     body = json.loads(json.dumps(report.to_dict()))

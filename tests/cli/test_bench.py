@@ -28,7 +28,7 @@ def test_a_real_run_against_transformers(cli: Any, model: Path) -> None:
     body, one = got.json(), got.model
     assert body["inputs"] == {"prompts": [12], "after": [3, 5], "new": 4, "batches": [1, 2], "repeat": 2, "rivals":
                               ["transformers"], "gguf": None, "device": "auto", "dtype": "auto", "threads": 1,
-                              "compile": False, "pack": False}
+                              "compile": False, "pack": False, "quant": None}
     assert (one["device"], one["dtype"], one["threads"], one["repeat"]) == ("cpu", "fp32", 1, 2)
     assert [e["name"] for e in one["engines"]] == ["llamactl", "transformers"]
     assert all(e["load_seconds"] > 0 < e["first_token_seconds"] and e["dtype"] == "fp32" for e in one["engines"])
@@ -102,6 +102,17 @@ def test_packing_where_it_gains_nothing_is_a_warning(cli: Any, model: Path) -> N
     assert got.model["packed"] is True
 
 
+def test_matrices_in_8_bits(cli: Any, model: Path) -> None:
+    got = cli("bench", model, *TINY, "--quant", "int8", "--against", "transformers", "--json").model
+    assert (got["dtype"], got["quant"]) == ("bf16", "int8")
+    assert [e["dtype"] for e in got["engines"]] == ["int8", "bf16"]
+    plain = cli("bench", model, *TINY, "--dtype", "bf16", "--json").model
+    assert got["weights_bytes"] < plain["weights_bytes"]
+    ours, theirs = got["rows"][2:]
+    assert ours["step_bytes"] < theirs["step_bytes"] == plain["rows"][1]["step_bytes"]
+    refused(cli("bench", model, *TINY, "--quant", "int8", "--dtype", "fp32"), 2, "dtype", "computes in bf16")
+
+
 def refused(got: Any, code: int, word: str, *parts: str) -> None:
     assert (got.code, got.out) == (code, "")
     assert re.fullmatch(rf"error\[{word}\]: .*\n(help: .*\n)?", got.err), got.err
@@ -113,6 +124,7 @@ def refused(got: Any, code: int, word: str, *parts: str) -> None:
     ("--against vllm", ("--against 'vllm' is not one of transformers, llama.cpp",)),
     ("--gguf x.gguf", ("--gguf is what llama.cpp reads", "add --against llama.cpp")),
     ("--device tpu", ("--device 'tpu' is not one of auto, cuda",)), ("--dtype fp8", ("--dtype 'fp8'",)),
+    ("--quant int4", ("--quant 'int4' is not one of int8",)),
     ("--prompt-tokens 1,024", ("--prompt-tokens '1,024'", "'024' is no number")),
     ("--prompt-tokens 4,,5", ("'' is no number",)), ("--decode-after x", ("--decode-after 'x' is not a number",)),
     ("--batch 0", ("--batch '0'",)), ("--batch -1", ("-1",)), ("--new 0", ("--new",)), ("--repeat 0", ("--repeat",)),

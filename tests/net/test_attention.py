@@ -101,6 +101,8 @@ PARTS: dict[str, Attention] = {
     "softcap and window": replace(BASE, softcap=2.0, window=4, scale=0.5), "sinks": replace(BASE, sinks=True),
     "sinks and window": replace(BASE, sinks=True, window=4), "alibi": replace(BASE, alibi=True),
     "scaled alibi": replace(BASE, alibi=True, alibi_scaled=True, n_kv_heads=6),
+    "alibi and a scale": replace(BASE, alibi=True, scale=0.7),
+    "scaled alibi and a scale": replace(BASE, alibi=True, alibi_scaled=True, scale=0.7),
     "alibi and window": replace(BASE, alibi=True, window=4), "a wide window": replace(BASE, window=99),
     "a window one short": replace(BASE, window=8), "a window just wide enough": replace(BASE, window=9),
 }
@@ -199,10 +201,12 @@ def projected(part: Attention, x: Tensor) -> Tensor:
     def normed(y: Tensor, norm: RowNorm | None) -> Tensor:
         if norm is None:
             return y
-        wide = norm.part.dim
-        rows = y.unflatten(-1, (-1, wide))
+        rows = y.unflatten(-1, (-1, norm.part.dim))
         rows = rows / (rows.square().mean(-1, keepdim=True) + norm.part.eps).sqrt()
-        return (rows if norm.weight is None else rows * norm.weight).flatten(-2)
+        weight = norm.weight
+        if norm.part.heads:
+            weight = torch.stack([norm.get_parameter(f"{e}.weight") for e in range(norm.part.heads)])
+        return (rows if weight is None else rows * weight).flatten(-2)
 
     q, k = linear("q"), linear("k")
     v = k if part.v_from_k else linear("v")
@@ -235,6 +239,8 @@ ROW, WHOLE = Norm(dim=D, eps=1e-5), Norm(dim=6 * D, eps=1e-5)
     BASE, replace(BASE, qkv_bias=True), replace(BASE, o_bias=True), replace(BASE, gated=True, qkv_bias=True),
     replace(BASE, clip=0.4), replace(BASE, clip=0.4, q_norm=ROW, k_norm=ROW), replace(BASE, q_norm=ROW, k_norm=ROW),
     replace(BASE, q_norm=WHOLE, k_norm=replace(WHOLE, dim=2 * D)), replace(BASE, v_norm=replace(ROW, weight=False)),
+    replace(BASE, q_norm=replace(ROW, heads=6), k_norm=replace(ROW, heads=2)),
+    replace(BASE, n_kv_heads=1, q_norm=replace(ROW, heads=6), k_norm=replace(ROW, heads=1)),
     replace(BASE, v_from_k=True), replace(BASE, v_from_k=True, k_norm=ROW), replace(BASE, q_growth=(0.5, 3, 0)),
     replace(BASE, q_growth=(0.5, 3, 1)), replace(BASE, n_kv_heads=6, sinks=True, o_bias=True),
 ], ids=str)
@@ -252,6 +258,15 @@ def test_what_is_not_computed_is_refused(part: Attention, word: str) -> None:
     with pytest.raises(InputRefused, match=word) as caught:
         SelfAttention(part, dtype=torch.float32)
     assert caught.value.code == "not-runnable"
+
+
+@pytest.mark.parametrize("kind", ["gqa", "window", "chunked"])
+def test_every_token_sees_a_key(kind: str) -> None:
+    """Also one of padding: a row of scores without any is no number in some kernels."""
+    step = Step(2, 7, device=torch.device("cpu"), dtype=torch.float32, pad=torch.tensor([0, 5]))
+    mask = step.mask(PARTS[kind])
+    assert mask is not None
+    assert mask.any(-1).all()
 
 
 def test_masks_are_made_once() -> None:
