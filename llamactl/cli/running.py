@@ -204,7 +204,8 @@ def _generated(asked: Asked, opened: Opened, network: Any, words: Words, printer
         cache = Cache(network.model, 1, length, dtype=dtype, device=device)
         if asked.pack and not asked.compile:  # compiling packs by itself
             pack(network)
-        writer = split or ready(network, words.ids, cache, compile=asked.compile, say=_say,
+        writer = split or ready(network, words.ids, cache, compile=asked.compile,
+                                say=None if out.quiet or out.format == "json" else _say,
                                 identity=identity(opened.weights.path) if asked.compile else ())
         loaded = time.perf_counter() - begin
         if out.verbose and (group is None or group.rank == 0):

@@ -7,13 +7,14 @@ of which its name is a digest of.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from hashlib import blake2b
 from typing import Any
 
@@ -129,7 +130,7 @@ def compiled(network: Decoder, cache: Cache, identity: Iterable[str], *,
     path = os.path.join(folder(), name(network, identity) + ".pt2")
     if not os.path.exists(path):
         if say is not None:
-            say(f"compiling one token's step, once for these weights (a minute or two); kept in {path}")
+            say(f"note: compiling one token's step, once for these weights (a minute or two); kept in {path}")
         _make(network, cache, path)
     own(path)
     package = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, -1)
@@ -194,10 +195,10 @@ def _make(network: Decoder, cache: Cache, path: str) -> None:
     sizes = [{0: dims[part.window, part.window_kind]} for part in _parts(network) for _ in "kv"]
     shapes: Any = (None, None, [None] * n, sizes)
     with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as made, warnings.catch_warnings(), _joined(network):
-        warnings.simplefilter("ignore")  # torch's remarks on its own inner workings
+        warnings.simplefilter("ignore")  # torch's remarks on its own inner workings, like what it tries, are not ours
         target = os.path.join(made, "step.pt2")
         try:
-            with torch.no_grad(), config.patch(_options(network.dtype)):
+            with torch.no_grad(), config.patch(_options(network.dtype)), redirect_stderr(io.StringIO()):
                 program = torch.export.export(OneToken(network), args, dynamic_shapes=shapes)
                 torch._inductor.aoti_compile_and_package(program, package_path=target)
         except Exception as e:
@@ -213,11 +214,11 @@ def _make(network: Decoder, cache: Cache, path: str) -> None:
 def _options(dtype: torch.dtype) -> dict[str, Any]:
     """Inductor's: weights folded into the order that is read fastest.
 
-    fp32 also tries a kernel made for each shape beside oneDNN's (SmolLM2 on one thread: 60 tokens/s against 38); in bf16
-    those lose in use what they win alone (44 against 78).
+    fp32 also tries a kernel made for each shape beside oneDNN's (SmolLM2 on one thread: 60 tokens/s against 38); in
+    bf16 those lose in use what they win alone (44 against 78).
     """
     return {"freezing": True, "cpp.threads": torch.get_num_threads(), "max_autotune": dtype == torch.float32,
-            "max_autotune_gemm_backends": "CPP,ATEN", "autotune_num_choices_displayed": 0}
+            "max_autotune_gemm_backends": "CPP,ATEN"}
 
 
 @contextmanager

@@ -40,14 +40,14 @@ def of_model(folder: Path, group: Group, asked: dict[str, Any]) -> dict[str, Any
             "nbytes": split.nbytes()}
 
 
-def of_sampler(rows: torch.Tensor, ids: torch.Tensor, words: dict[str, Any], group: Group) -> Any:
+def of_sampler(rows: torch.Tensor, ids: torch.Tensor, words: dict[str, Any], draws: int, group: Group) -> Any:
     """Tokens, largest logits and log-probabilities of a few draws from `rows`, of which this rank sees its columns."""
     vocab = rows.shape[-1]
     first, stop = vocab * group.rank // group.world, vocab * (group.rank + 1) // group.world
     sampler = SplitSampler(Sampling(**words), group, first, stop, vocab)
     sampler.meet(ids, stop - first)
     out = []
-    for _ in range(3):
+    for _ in range(draws):
         token, top = sampler.choose(rows[:, first:stop])
         out.append((token, top, sampler.logprob(rows[:, first:stop], token)))
         sampler.meet(token[:, None], stop - first)
@@ -61,7 +61,8 @@ def main(rank: int, world: int, folder: Path) -> None:
     out: dict[str, Any] = {name: of_model(folder / name, group, asked) for name in asked["models"][str(world)]}
     data = torch.load(folder / "rows.pt")
     with torch.inference_mode():
-        out["sampler"] = [of_sampler(data["rows"], data["ids"], words, group) for words in asked["settings"]]
+        out["sampler"] = [of_sampler(data["rows"], data["ids"], words, asked["draws"], group)
+                          for words in asked["settings"]]
     out["share"] = group.share({"text": "é", "numbers": [1, 2.5, None]} if rank == 0 else None)
     out["agree"] = [group.agree(rank == 0), group.agree(rank != 0)]
     torch.save(out, folder / f"{world}-{rank}.pt")

@@ -178,6 +178,23 @@ def test_the_kernel_takes_any_block() -> None:
         assert (kernels.causal_attention(q, k, v, 0.25, block) - want).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("in_hardware", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1, 24), (24,), (1, 2, 24), (2, 1, 24), (5, 24)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear(biased: bool, shape: tuple[int, ...], dtype: torch.dtype, in_hardware: bool,
+                monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever multiplies on this CPU or another, it is x W^T + b."""
+    monkeypatch.setattr(kernels, "bf16_in_hardware", lambda: in_hardware)
+    x, w = noise(*shape, dtype=dtype), noise(7, 24, seed=1, dtype=dtype)
+    bias = noise(7, seed=2, dtype=dtype) if biased else None
+    got = kernels.linear(x, w, bias)
+    want = x.double() @ w.double().T + (0 if bias is None else bias.double())
+    assert got.shape == want.shape
+    assert got.dtype == dtype
+    assert (got.double() - want).abs().max() < (1e-5 if dtype == torch.float32 else 0.1)
+
+
 def test_alibi_slopes() -> None:
     for heads in (1, 2, 3, 6, 8, 12, 16, 25, 40, 112):
         assert alibi_slopes(heads) == pytest.approx([slope(h, heads) for h in range(heads)], rel=1e-12)

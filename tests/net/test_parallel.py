@@ -47,6 +47,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 WORLDS = (2, 3)
 ON = {2: ["gqa", "uneven", "tied-bias", "latent-moe", "spread-norms", "norm-a-head", "sinks", "alibi"], 3: list(MODELS)}
+DRAWS = 6
 IDS = [3, 61, 7, 11, 30, 2, 45, 9, 10, 11, 12]
 MAX_NEW = 10
 SAMPLINGS: list[dict[str, Any]] = [{"temperature": 0.0, "repetition_penalty": 1.3}, {"temperature": 1.0, "seed": 5}]
@@ -54,7 +55,8 @@ SAMPLINGS: list[dict[str, Any]] = [{"temperature": 0.0, "repetition_penalty": 1.
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.0}, {"temperature": 0.0, "repetition_penalty": 1.5}, {"temperature": 1.0}, {"temperature": 0.2},
     {"top_k": 1}, {"top_k": 7}, {"top_k": 5000}, {"top_k": 10_006}, {"top_k": 10_007}, {"top_p": 0.3}, {"top_p": 0.9},
-    {"top_p": 0.9, "temperature": 3.0}, {"top_p": 0.99999, "temperature": 9.0}, {"min_p": 0.01}, {"min_p": 0.9},
+    {"top_p": 0.9, "temperature": 3.0}, {"top_p": 0.075, "temperature": 9.0},
+    {"top_p": 0.99999, "temperature": 9.0}, {"min_p": 0.01}, {"min_p": 0.9},
     {"temperature": 0.7, "top_k": 40, "top_p": 0.8, "min_p": 0.02, "repetition_penalty": 1.1},
     {"temperature": 1.5, "top_p": 0.7, "min_p": 0.1, "repetition_penalty": 0.8},
 ]
@@ -91,10 +93,11 @@ def several(written: Any, tmp_path_factory: pytest.TempPathFactory) -> Several:
     for name, (golden, changes) in MODELS.items():
         written.saved(folder / name, written.config_of(golden) | changes)
     g = torch.Generator().manual_seed(0)
-    torch.save({"rows": torch.randn(3, 10_007, generator=g) * 3, "ids": torch.randint(0, 10_007, (3, 99), generator=g)},
-               folder / "rows.pt")
+    rows = torch.randn(3, 10_007, generator=g) * 3
+    rows = torch.cat((rows, rows[:1].sort(descending=True).values))  # all that is likely is on rank 0
+    torch.save({"rows": rows, "ids": torch.randint(0, 10_007, (4, 99), generator=g)}, folder / "rows.pt")
     (folder / "asked.json").write_text(json.dumps({
-        "ids": IDS, "max_new": MAX_NEW, "samplings": SAMPLINGS, "settings": SETTINGS,
+        "ids": IDS, "max_new": MAX_NEW, "samplings": SAMPLINGS, "settings": SETTINGS, "draws": DRAWS,
         "models": {str(world): names for world, names in ON.items()}}))
     out = Several(folder)
     for world in WORLDS:
@@ -137,7 +140,7 @@ def test_a_draw_is_that_of_one_process(several: Several, words: dict[str, Any], 
     sampler = Sampler(Sampling(**words), torch.device("cpu"))
     sampler.meet(data["ids"], 10_007)
     at = SETTINGS.index(words)
-    for step in range(3):
+    for step in range(DRAWS):
         token, top = sampler.choose(data["rows"])
         for rank in several.ranks[world]:
             there = rank["sampler"][at][step]
