@@ -56,6 +56,10 @@ class Step:
         """Whether a causal mask from the first token on says it all."""
         return self.start == 0 and self.pad is None and (part.window is None or part.window >= self.length)
 
+    def causal(self, part: Attention) -> bool:
+        """Whether each new token sees every key up to its own."""
+        return self.pad is None and (part.window is None or part.window >= self.end)
+
     def mask(self, part: Attention) -> Tensor | None:
         """(T, S') or (B, 1, T, S'): True where a token sees a key, keys from first_key on; None where it sees all."""
         key = (part.window, part.window_kind)
@@ -160,7 +164,7 @@ class SelfAttention(nn.Module):
             rows = q.view(q.shape[0], part.n_kv_heads, self.groups, part.head_dim)
             y = F.scaled_dot_product_attention(rows, k, v, attn_mask=step.mask(part), scale=self.scale)
             return y.reshape(q.shape[0], 1, -1)
-        elif step.plain(part) and kernels.onednn() and q.device.type == "cpu" and step.length >= 64:
+        elif step.causal(part) and kernels.onednn() and q.device.type == "cpu" and step.length >= 64:
             return kernels.causal_attention(q, k, v, self.scale)
         elif step.plain(part):
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=self.groups > 1)

@@ -76,7 +76,8 @@ def name_of(device: torch.device) -> str:
     """What the device calls itself."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    return f"{device.type}, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+    threads = torch.get_num_threads()
+    return f"cpu, {threads} thread{'' if threads == 1 else 's'}" if device.type == "cpu" else device.type
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -41,6 +41,9 @@ class StaticStep(Step):
     def plain(self, part: Attention) -> bool:
         return False
 
+    def causal(self, part: Attention) -> bool:
+        return False
+
     def _mask(self, part: Attention) -> Tensor | None:
         k, q = torch.arange(self.end, device=self.device)[None], self.place[:, None]
         seen = k <= q

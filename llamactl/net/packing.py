@@ -29,5 +29,5 @@ def _replace(module: nn.Module, weight: Tensor) -> int:
     new = packed(weight)
     if new is weight:
         return 0
-    module._parameters["weight"] = nn.Parameter(new, requires_grad=False)
+    module.weight = nn.Parameter(new, requires_grad=False)  # not into _parameters: a tied head has a None of that name
     return weight.nbytes

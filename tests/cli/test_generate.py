@@ -268,7 +268,7 @@ def test_threads(cli: Any, model: Path) -> None:
     before = torch.get_num_threads()
     try:
         got = cli("generate", model, "-p", "A", "--json", "--threads", "1")
-        assert got.model["device_name"] == "cpu, 1 threads"
+        assert got.model["device_name"] == "cpu, 1 thread"
     finally:
         torch.set_num_threads(before)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,13 +212,16 @@ def test_the_meter_asks_for_no_memory_that_is_not_there(monkeypatch: pytest.Monk
 # ---- packed weights
 
 
-def test_packing_replaces_what_multiplies(network: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_replaces_what_multiplies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tied head too, by a copy of its own: the embedding's rows stay as they lie."""
+    opened = open_model(str(folder), Access(offline=True, hub=False))
+    network = build(replace(opened.model, head=replace(opened.model.head, tied=True)))
+    network.assign(opened.weights)
     ids = torch.tensor(prompts(50, 1, 9))
     before = network(ids)
     monkeypatch.setattr(packing, "packed", lambda w: w)
     assert pack(network) == 0
     monkeypatch.setattr(packing, "packed", lambda w: w * 2.0)
-    network.head._parameters["weight"] = None  # as a tied head has it
     table = network.embed.weight
     taken = pack(network)
     linear = [m for m in network.modules() if isinstance(m, packing.Linear)]
