@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import stat
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -180,11 +182,20 @@ def identity(path: str) -> Iterator[str]:
         yield f"{file} {info.st_size} {info.st_mtime_ns}"
 
 
+def clear(folder: str, seconds: float = 3600) -> None:
+    """Remove what runs left here that were killed while compiling: nothing takes that long."""
+    for entry in os.scandir(folder):
+        if entry.name.startswith("tmp") and entry.is_dir(follow_symlinks=False) and (
+                time.time() - entry.stat(follow_symlinks=False).st_mtime > seconds):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
 def _make(network: Decoder, cache: Cache, path: str) -> None:
     """Export, compile, and put the package at `path` whole or not at all."""
     import torch._inductor.config as config
     from torch.export import Dim
 
+    clear(os.path.dirname(path))
     # Any place will do from which every layer sees a few tokens.
     start = next(n for n in range(9, 1 << 16) if all(n - first_past(p, n) > FIRST for p in _parts(network)))
     inputs = flat(network, torch.zeros(1, 1, dtype=torch.long), start, _room(network, cache, start + 1))
@@ -194,7 +205,8 @@ def _make(network: Decoder, cache: Cache, path: str) -> None:
     dims = {key: Dim(f"seen_{n}", min=FIRST, max=1 << 24) for n, key in enumerate(sorted(reach, key=repr))}
     sizes = [{0: dims[part.window, part.window_kind]} for part in _parts(network) for _ in "kv"]
     shapes: Any = (None, None, [None] * n, sizes)
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as made, warnings.catch_warnings(), _joined(network):
+    with (tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as made, warnings.catch_warnings(),
+          alone(network), _joined(network)):
         warnings.simplefilter("ignore")  # torch's remarks on its own inner workings, like what it tries, are not ours
         target = os.path.join(made, "step.pt2")
         try:
@@ -219,6 +231,21 @@ def _options(dtype: torch.dtype) -> dict[str, Any]:
     """
     return {"freezing": True, "cpp.threads": torch.get_num_threads(), "max_autotune": dtype == torch.float32,
             "max_autotune_gemm_backends": "CPP,ATEN"}
+
+
+@contextmanager
+def alone(network: Decoder) -> Iterator[None]:
+    """Every parameter in a storage of its own: of a view, the package would hold the whole file once more."""
+    views = [(m, n, p) for m in network.modules() for n, p in m._parameters.items()
+             if p is not None and p.untyped_storage().nbytes() != p.nbytes]
+    try:
+        for m, n, p in views:
+            own_copy = p.detach().clone(memory_format=torch.contiguous_format)
+            m._parameters[n] = nn.Parameter(own_copy, requires_grad=False)
+        yield
+    finally:
+        for m, n, p in views:
+            m._parameters[n] = p
 
 
 @contextmanager

@@ -17,22 +17,19 @@ from pathlib import Path
 
 OUT = Path(__file__).parent / "measured"
 CASES = "--prompt-tokens 2048 --decode-after 32,512 --new 32 --batch 1 --repeat 5"
+FEWER = "--prompt-tokens 512 --decode-after 32,512 --new 32 --batch 1 --repeat 5"
+RIVALS = "--against transformers --against llama.cpp"
 RUNS = {
     "generate": ("llamactl generate smollm2.gguf --chat --prompt 'What is the capital of France?' --greedy",
                  "llamactl generate smollm2.gguf --prompt 'Once upon a time' --max-new 40 --seed 7 --stop .",
                  "llamactl generate smollm2.gguf --chat --prompt 'Name a colour.' --greedy --quant int8 --max-new 24"),
-    "bench": (f"llamactl bench smollm2-fp32 {CASES} --threads 1 --against transformers --against llama.cpp "
-              "--gguf smollm2-fp32.gguf",
-              f"llamactl bench smollm2 {CASES} --threads 1 --against transformers --against llama.cpp "
-              "--gguf smollm2.gguf"),
-    "bench-fast": (f"llamactl bench smollm2 {CASES} --threads 1 --against transformers --against llama.cpp "
-                   "--gguf smollm2.gguf --pack",
-                   f"llamactl bench smollm2 {CASES} --threads 1 --against transformers --against llama.cpp "
-                   "--gguf smollm2.gguf --compile"),
-    "bench-two": (f"llamactl bench smollm2-fp32 {CASES} --threads 2 --against transformers --against llama.cpp "
-                  "--gguf smollm2-fp32.gguf",
-                  f"llamactl bench smollm2 {CASES} --threads 2 --against transformers --against llama.cpp "
-                  "--gguf smollm2.gguf"),
+    "bench": (f"llamactl bench smollm2-fp32 {CASES} --threads 1 {RIVALS} --gguf smollm2-fp32.gguf",
+              f"llamactl bench smollm2 {CASES} --threads 1 {RIVALS} --gguf smollm2.gguf"),
+    "bench-fast": (f"llamactl bench smollm2 {FEWER} --threads 1 {RIVALS} --gguf smollm2.gguf --pack",
+                   f"llamactl bench smollm2 {FEWER} --threads 1 {RIVALS} --gguf smollm2.gguf --compile",
+                   f"llamactl bench smollm2-fp32 {FEWER} --threads 1 {RIVALS} --gguf smollm2-fp32.gguf --compile"),
+    "bench-two": (f"llamactl bench smollm2-fp32 {CASES} --threads 2 {RIVALS} --gguf smollm2-fp32.gguf",
+                  f"llamactl bench smollm2 {CASES} --threads 2 {RIVALS} --gguf smollm2.gguf"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -106,6 +107,24 @@ def test_the_first_tokens_go_the_usual_way(networks: ModuleType) -> None:
     assert [aot.first_past(chunked, n * chunked.window) for n in (1, 2)] == [chunked.window, 2 * chunked.window]
 
 
+def test_what_is_compiled_holds_no_file(networks: ModuleType) -> None:
+    """Weights are views of a mapped file, which a package would otherwise hold once for each of them."""
+    golden = networks.golden("llama")
+    file = torch.cat([t.flatten() for t in golden.tensors.values()])
+    views, at = {}, 0
+    for name, t in golden.tensors.items():
+        views[name] = file[at : at + t.numel()].view(t.shape)
+        at += t.numel()
+    net = networks.network(golden.model, views)
+    before = dict(net.named_parameters())
+    assert {p.untyped_storage().nbytes() for p in before.values()} == {file.nbytes}
+    with aot.alone(net):
+        inside = dict(net.named_parameters())
+        assert all(p.untyped_storage().nbytes() == p.nbytes for p in inside.values())
+        assert all(torch.equal(inside[n], p) for n, p in before.items())
+    assert all(p is before[n] for n, p in net.named_parameters())
+
+
 @pytest.mark.parametrize(("keys", "most", "size"), [(1, 4096, 512), (512, 4096, 512), (513, 4096, 1024),
                                                     (4000, 4096, 4096), (3000, 3500, 3500), (5, 100, 100)])
 def test_bucket(keys: int, most: int, size: int) -> None:
@@ -158,6 +177,14 @@ class TestFolder:
         with pytest.raises(NotAvailable) as e:
             aot.folder()
         assert e.value.code == "cache-owner"
+
+    def test_what_a_killed_run_left_is_cleared(self, tmp_path: Path) -> None:
+        for name, age in (("tmpold", 7200), ("tmpnew", 10), ("kept", 7200)):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "x").write_bytes(b"x")
+            os.utime(tmp_path / name, (time.time() - age,) * 2)
+        aot.clear(str(tmp_path))
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["kept", "tmpnew"]
 
     def test_somebody_elses_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / "x.pt2"
