@@ -176,10 +176,14 @@ class SelfAttention(nn.Module):
     def attend_apart(self, q: Tensor, k: Tensor, v: Tensor, past: LayerCache, step: Step) -> Tensor:
         """One token's attention over `past`, every key of which it sees, and its own k and v: (B, 1, H x D).
 
-        Two softmaxes that share their sum, in fp32; so nothing is written into the past, and nothing copied.
+        By the fused kernel over both as one where it can; else two softmaxes that share their sum, in fp32. Nothing is
+        written into the past.
         """
         part = self.part
         rows = q.view(q.shape[0], part.n_kv_heads, self.groups, part.head_dim)
+        if part.softcap is None and not part.alibi and self.sinks is None:
+            every = (torch.cat((past.k, k), 2), torch.cat((past.v, v), 2))
+            return F.scaled_dot_product_attention(rows, *every, scale=self.scale).reshape(q.shape[0], 1, -1)
         before = (rows @ past.k.transpose(-1, -2)).float() * self.scale
         own = (rows * k).float().sum(-1, keepdim=True) * self.scale
         if part.softcap is not None:
