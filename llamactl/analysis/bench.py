@@ -9,7 +9,7 @@ from typing import Any
 
 from llamactl.analysis.dtypes import named
 from llamactl.analysis.flops import elements_read, flops
-from llamactl.analysis.generation import weights_bytes
+from llamactl.analysis.generation import Quality, weights_bytes
 from llamactl.errors import InputRefused
 from llamactl.spec.model import Model
 from llamactl.spec.parts import MoE
@@ -93,8 +93,8 @@ class BenchReport:
 
     bandwidth_bytes_per_second and matmul_flops_per_second: the best of the same run, measured between the rounds.
     threads: of the CPU, None on another device. quant: int8 where llamactl's matrices are in 8 bits, None where all is
-    in `dtype`; weights_bytes: of the decoder so. first_token_prompt: tokens
-    of the prompt behind first_token_seconds.
+    in `dtype`; quant_quality: what that changes on the shortest prompt, measured; weights_bytes: of the decoder so.
+    first_token_prompt: tokens of the prompt behind first_token_seconds.
     """
 
     id: str
@@ -104,6 +104,7 @@ class BenchReport:
     device_name: str
     dtype: str
     quant: str | None
+    quant_quality: Quality | None
     threads: int | None
     compiled: bool
     packed: bool

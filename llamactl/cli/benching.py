@@ -14,6 +14,7 @@ from llamactl.errors import InputRefused, OutputError, UsageError
 
 if TYPE_CHECKING:
     from llamactl.analysis.bench import BenchReport, Case
+    from llamactl.analysis.generation import Quality
     from llamactl.cli.runnable import Opened
     from llamactl.net.bench import Engine, Started
     from llamactl.spec.model import Model
@@ -130,6 +131,7 @@ def _measured(asked: Asked, opened: Opened, places: Sequence[str], timed: Sequen
                     for name, place in zip(asked.rivals, places, strict=True)]
         meter = room.Meter(device, dtype)
         done = room.measure([e.engine for e in engines], timed, meter, vocab=vocab, repeat=asked.repeat, tell=tell)
+        quality = _quality(engines[0].engine, opened, first[0]) if int8 else None
     kinds = {"llamactl": asked.quant or word, "transformers": word, "llama.cpp": _stored(places, asked)}
     infos = tuple(analysis.Engine(name=e.engine.name, version=_version(e.engine), dtype=kinds[e.engine.name],
                                   load_seconds=e.load_s, first_token_seconds=e.first_s, private_bytes=e.private)
@@ -141,7 +143,8 @@ def _measured(asked: Asked, opened: Opened, places: Sequence[str], timed: Sequen
                          matmul, int8=int8)
     return analysis.BenchReport(
         id=source.id, family=model.family, model_type=model.model_type, device=device.type,
-        device_name=devices.name_of(device), dtype=word, quant=asked.quant, threads=room.threads(device),
+        device_name=devices.name_of(device), dtype=word, quant=asked.quant,
+        quant_quality=quality, threads=room.threads(device),
         compiled=asked.compile, packed=asked.pack, repeat=asked.repeat,
         weights_bytes=weights_bytes(model, word, int8=int8),
         bandwidth_bytes_per_second=bandwidth, matmul_flops_per_second=matmul, first_token_prompt=len(first[0]),
@@ -172,6 +175,14 @@ def _ours(asked: Asked, device: Any, dtype: Any, first: list[list[int]], said: W
         return Ours(network, ready(network, first[0], cache, compile=asked.compile, identity=told, say=_say))
 
     return start(load, first)
+
+
+def _quality(ours: Any, opened: Opened, ids: list[int]) -> Quality:
+    """What int8 changes on the first of the timed texts."""
+    from llamactl.analysis.generation import Quality
+    from llamactl.net.int8 import divergence
+
+    return Quality(**divergence(ours.network, opened.weights, ids)._asdict())
 
 
 def _rival(name: str, place: str, longest: int, device: Any, dtype: Any, first: list[list[int]]) -> Started:

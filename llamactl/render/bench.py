@@ -7,6 +7,7 @@ from typing import Any
 
 from llamactl.analysis.bench import OURS, BenchReport, Row, Spread
 from llamactl.render.document import Block, Cell, Column, Document, Facts, Table
+from llamactl.render.generate import quality
 from llamactl.render.units import count, share, size
 
 _COLUMNS = ("model", "engine", "engine_version", "device", "dtype", "threads", "phase", "tokens", "batch", "new",
@@ -63,6 +64,7 @@ def _facts(r: BenchReport) -> list[tuple[str, str]]:
     how = [w for w, on in (("int8 matrices", r.quant), ("compiled", r.compiled), ("packed", r.packed)) if on]
     out = [("computed", ", ".join([f"in {r.dtype} on {r.device_name}", *how])),
            ("weights", size(r.weights_bytes)),
+           *([("int8", f"against {r.dtype} {quality(r.quant_quality)}")] if r.quant_quality else []),
            ("rounds", f"{count(r.repeat)} that count, after one that does not; medians, and the least to the most")]
     if r.bandwidth_bytes_per_second is not None:
         out.append(("memory", f"{r.bandwidth_bytes_per_second / 1e9:,.1f} GB/s, measured"))

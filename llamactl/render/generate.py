@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llamactl.analysis.generation import GenerateReport
+from llamactl.analysis.generation import GenerateReport, Quality
 from llamactl.render.units import size
 
 # Controls but newline and tab; marks that reverse the writing direction; the two separators that some read as lines.
@@ -31,9 +31,14 @@ def speeds(r: GenerateReport) -> str:
         words.append(f"{100 * r.bandwidth_share:.0f}% of the {r.bandwidth_bytes_per_second / 1e9:,.1f} GB/s that "
                      f"{r.device} reads")
     if (q := r.quant_quality) is not None:
-        words.append(f"int8 against {r.dtype} on {_tokens(q.positions)}: KL {q.mean_kl:.2g} nats on average, "
-                     f"{q.max_kl:.2g} at most, same first choice {100 * q.top1_agreement:.0f}%")
+        words.append(f"int8 against {r.dtype} {quality(q)}")
     return "; ".join(words)
+
+
+def quality(q: Quality) -> str:
+    """What int8 changed."""
+    return (f"on {_tokens(q.positions)}: KL {q.mean_kl:.2g} nats on average, {q.max_kl:.2g} at most, same first choice "
+            f"{100 * q.top1_agreement:.0f}%")
 
 
 def _tokens(n: int) -> str:

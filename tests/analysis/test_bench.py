@@ -136,7 +136,8 @@ def test_the_report_is_json_and_html() -> None:
     engines = (engine("llamactl"), engine("b"))
     made = rows_of(described(), "fp32", [(case, {"llamactl": [1.0], "b": [2.0]})], engines, 1e6, None)
     report = BenchReport(id="<m>", family="llama", model_type="llama", device="cpu", device_name="cpu", dtype="fp32",
-                         quant=None, threads=1, compiled=False, packed=False, repeat=1, weights_bytes=5,
+                         quant=None, quant_quality=None,
+                         threads=1, compiled=False, packed=False, repeat=1, weights_bytes=5,
                          bandwidth_bytes_per_second=1e6, matmul_flops_per_second=None, first_token_prompt=30,
                          engines=engines, rows=made)
     body = json.loads(json.dumps(report.to_dict()))

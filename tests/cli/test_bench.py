@@ -105,6 +105,10 @@ def test_packing_where_it_gains_nothing_is_a_warning(cli: Any, model: Path) -> N
 def test_matrices_in_8_bits(cli: Any, model: Path) -> None:
     got = cli("bench", model, *TINY, "--quant", "int8", "--against", "transformers", "--json").model
     assert (got["dtype"], got["quant"]) == ("bf16", "int8")
+    quality = got["quant_quality"]
+    assert 0 <= quality["mean_kl"] <= quality["max_kl"] < 1
+    assert quality["positions"] > 0
+    assert 0 <= quality["top1_agreement"] <= 1
     assert [e["dtype"] for e in got["engines"]] == ["int8", "bf16"]
     plain = cli("bench", model, *TINY, "--dtype", "bf16", "--json").model
     assert got["weights_bytes"] < plain["weights_bytes"]

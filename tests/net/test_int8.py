@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from llamactl.cli.options import Access
 from llamactl.cli.runnable import Opened, open_model
 from llamactl.errors import UsageError
 from llamactl.net.decoder import Decoder, build
-from llamactl.net.int8 import FEW, Int8Linear, assign_int8, rounded
+from llamactl.net.int8 import FEW, Int8Linear, assign_int8, divergence, rounded
 from llamactl.spec.int8 import in_int8
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -136,3 +137,24 @@ def test_no_shape_reads_past_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cpu_takes_bf16_alone(opened: Opened) -> None:
     with pytest.raises(UsageError, match="--quant int8 computes in bf16 on a CPU"):
         assign_int8(build(opened.model), opened.weights, dtype=torch.float32, device=CPU)
+
+
+@torch.inference_mode()
+def test_what_it_changes_is_measured(networks: ModuleType) -> None:
+    """KL(before || int8) by its definition, and 0 for a network in which nothing was rounded."""
+    golden = networks.golden("llama")
+    ids = golden.ids[0].tolist()
+    held = networks.Held(golden.tensors)
+    net = build(golden.model, dtype=torch.bfloat16)
+    assign_int8(net, held, dtype=torch.bfloat16, device=torch.device("cpu"))
+    got = divergence(net, held, ids)
+    plain = networks.network(golden.model, golden.tensors, torch.bfloat16)
+    p, q = plain(golden.ids)[0].double().softmax(-1), net(golden.ids)[0].double().softmax(-1)
+    kl = (p * (p / q).log()).sum(-1)
+    assert got.positions == len(ids)
+    assert abs(got.mean_kl - float(kl.mean())) < 1e-5
+    assert abs(got.max_kl - float(kl.max())) < 1e-5
+    assert 0 < got.mean_kl < got.max_kl
+    assert got.top1_agreement == float((p.argmax(-1) == q.argmax(-1)).double().mean())
+    assert divergence(net, held, ids, most=5).positions == 5
+    assert divergence(plain, held, ids).max_kl == 0
