@@ -125,6 +125,17 @@ def test_what_is_compiled_holds_no_file(networks: ModuleType) -> None:
     assert all(p is before[n] for n, p in net.named_parameters())
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "phi3"])
+def test_joined_matrices(name: str, networks: ModuleType) -> None:
+    """q, k, v as one product and gate, up as one, while it is compiled and no longer."""
+    golden = networks.golden(name)
+    parts = [m for m in golden.net.modules() if hasattr(m, "joint")]
+    with torch.inference_mode(), aot._joined(golden.net):
+        assert any(m.joint is not None for m in parts)
+        assert float((golden.net(golden.ids)[0] - golden.want).abs().max()) < networks.CLOSE
+    assert all(m.joint is None for m in parts)
+
+
 @pytest.mark.parametrize(("keys", "most", "size"), [(1, 4096, 512), (512, 4096, 512), (513, 4096, 1024),
                                                     (4000, 4096, 4096), (3000, 3500, 3500), (5, 100, 100)])
 def test_bucket(keys: int, most: int, size: int) -> None:
