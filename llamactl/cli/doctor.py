@@ -61,8 +61,9 @@ def _optional() -> Iterator[Check]:
     """What some uses need; missing is no fault."""
     from importlib.util import find_spec
 
-    for name, why in (("torch", "running models"), ("transformers", "a reference"), ("pynvml", "--gpu auto"),
-                      ("matplotlib", "--plot")):
+    for name, why in (("torch", "running models"), ("tokenizers", "text"), ("sentencepiece", "tokenizer.model"),
+                      ("jinja2", "--chat"), ("gguf", "quantised GGUF"), ("transformers", "a reference"),
+                      ("llama_cpp", "bench --against llama.cpp"), ("pynvml", "--gpu auto"), ("matplotlib", "--plot")):
         there = find_spec(name) is not None
         yield name, there, "installed" if there else f"not installed; needed for {why}"
     from llamactl.source.hub import settings

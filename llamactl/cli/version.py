@@ -12,7 +12,8 @@ from llamactl.render import render
 from llamactl.render.document import Column, Document, Facts, Table
 
 app = new_app()
-LIBRARIES = ("typer", "rich", "huggingface_hub", "safetensors", "PyYAML", "torch", "transformers", "numpy")
+LIBRARIES = ("typer", "rich", "huggingface_hub", "safetensors", "PyYAML", "torch", "transformers", "tokenizers",
+             "sentencepiece", "jinja2", "gguf", "numpy")
 
 
 @command(app, access=False)
