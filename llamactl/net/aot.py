@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import platform
 import shutil
 import stat
 import sys
@@ -95,7 +96,6 @@ class Compiled:
         cache.filled = start + 1
         return out[0]  # type: ignore[no-any-return]
 
-
     def _seen(self, start: int) -> bool:
         """Whether every layer sees as many earlier tokens as a compiled size needs."""
         return all(start - first_past(part, start) >= FIRST for part in self.parts)
@@ -135,7 +135,11 @@ def compiled(network: Decoder, cache: Cache, identity: Iterable[str], *,
             say(f"note: compiling one token's step, once for these weights (a minute or two); kept in {path}")
         _make(network, cache, path)
     own(path)
-    package = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, -1)
+    try:
+        package = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, -1)
+    except RuntimeError:
+        raise NotAvailable("cache-broken", "no compiled step any more", path=path,
+                           help="remove it: the next --compile makes it anew") from None
     return Compiled(network, package)
 
 
@@ -167,10 +171,21 @@ def own(path: str) -> None:
 
 def name(network: Decoder, identity: Iterable[str]) -> str:
     """A digest of all that the package depends on."""
-    told = (torch.__version__, sys.version, torch.backends.cpu.get_cpu_capability(), str(network.dtype),
+    told = (torch.__version__, sys.version, cpu(), str(network.dtype),
             str(torch.get_num_threads()), repr(network.model), *sorted({type(m).__name__ for m in network.modules()}),
             *identity)
     return blake2b("\0".join(told).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def cpu() -> str:
+    """This CPU by its name and by what it can do, for which the code is made."""
+    said = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
+            lines = f.read(1 << 16).splitlines()
+    except OSError:
+        return " ".join(said)
+    return " ".join([*said, *(next((x for x in lines if x.startswith(key)), "") for key in ("model name", "flags"))])
 
 
 def identity(path: str) -> Iterator[str]:
@@ -214,7 +229,10 @@ def _make(network: Decoder, cache: Cache, path: str) -> None:
                 program = torch.export.export(OneToken(network), args, dynamic_shapes=shapes)
                 torch._inductor.aoti_compile_and_package(program, package_path=target)
         except Exception as e:
-            if isinstance(e, OSError) or "torch" not in type(e).__module__:
+            if isinstance(e, OSError):
+                raise OutputError("cache-write", f"the compiled step could not be kept: {e.strerror or e}", path=path,
+                                  help="set LLAMACTL_CACHE to a folder with room, or go on without --compile") from e
+            if "torch" not in type(e).__module__:
                 raise
             said = next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
             raise NotAvailable("no-compiler", f"the step was not compiled: {said[:300]}",

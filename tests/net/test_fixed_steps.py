@@ -156,6 +156,13 @@ class TestName:
         finally:
             torch.set_num_threads(threads)
 
+    def test_another_cpu(self, networks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The code is made for what this one can do."""
+        net = networks.golden("llama").net
+        before = aot.name(net, ["a"])
+        monkeypatch.setattr(aot, "cpu", lambda: "another")
+        assert aot.name(net, ["a"]) != before
+
     def test_an_edited_model(self, networks: ModuleType) -> None:
         golden = networks.golden("llama")
         from llamactl.spec.edits import apply
@@ -196,6 +203,15 @@ class TestFolder:
             os.utime(tmp_path / name, (time.time() - age,) * 2)
         aot.clear(str(tmp_path))
         assert sorted(p.name for p in tmp_path.iterdir()) == ["kept", "tmpnew"]
+
+    def test_a_broken_package(self, networks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LLAMACTL_CACHE", str(tmp_path))
+        golden = networks.golden("llama")
+        file = Path(aot.folder()) / f"{aot.name(golden.net, ['w'])}.pt2"
+        file.write_bytes(b"PK no package")
+        with pytest.raises(NotAvailable) as e:
+            aot.compiled(golden.net, Cache(golden.model, 1, 8, dtype=torch.float32), ["w"])
+        assert e.value.code == "cache-broken"
 
     def test_somebody_elses_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / "x.pt2"
