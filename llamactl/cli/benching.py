@@ -52,8 +52,10 @@ def run(asked: Asked, out: Output, reach: Access) -> None:
     """Do what is asked, and print it. Raises LlamactlError."""
     from llamactl.analysis.bench import cases
     from llamactl.api import Loaded
-    from llamactl.cli.runnable import open_model
+    from llamactl.cli.runnable import need_torch, open_model
     from llamactl.cli.show import show
+
+    need_torch()
     from llamactl.net.rivals import check_installed
 
     for name in asked.rivals:

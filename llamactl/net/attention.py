@@ -75,8 +75,10 @@ class Step:
         return 1 + beta * torch.log1p(torch.floor((at + first) / positions))[..., None]
 
     def _mask(self, part: Attention) -> Tensor | None:
-        if self.length == 1 and self.pad is None:
-            return None
+        return None if self.length == 1 and self.pad is None else self.seen(part)
+
+    def seen(self, part: Attention) -> Tensor:
+        """(T, S') or (B, 1, T, S'): which keys, from first_key on, each new token sees."""
         q = self.places()[:, None]
         k = torch.arange(self.first_key(part), self.end, device=self.device)[None]
         seen = k <= q

@@ -45,13 +45,7 @@ class StaticStep(Step):
         return False
 
     def _mask(self, part: Attention) -> Tensor | None:
-        k, q = torch.arange(self.end, device=self.device)[None], self.place[:, None]
-        seen = k <= q
-        if part.window is not None and part.window_kind == "chunked":
-            seen &= k // part.window == q // part.window
-        elif part.window is not None:
-            seen &= k > q - part.window
-        return seen[None, None]
+        return self.seen(part)[None, None]
 
 
 def can_record(network: Decoder) -> bool:

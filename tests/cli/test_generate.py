@@ -421,3 +421,20 @@ def test_without_a_compiler_it_says_so(run: Any, model: Path, tmp_path: Path) ->
     assert got.err.endswith("\nhelp: go on without --compile, or install a C++ compiler\n")
     assert got.err.count("\n") == 2
     assert not list((tmp_path / ".cache" / "llamactl" / "compiled").iterdir())
+
+
+@pytest.mark.parametrize("line", [("generate", "-p", "A"), ("generate", "-p", "A", "--quant", "int8"),
+                                  ("generate", "-p", "A", "--json"), ("bench",), ("bench", "--json")])
+def test_without_torch_one_line_says_what_to_install(line: tuple[str, ...], environment: Any, model: Path,
+                                                     tmp_path: Path) -> None:
+    """torch is really not there, as after a plain `pip install llamactl`: nothing may import it before it is missed."""
+    blocked = "import sys; sys.modules['torch'] = None; from llamactl.__main__ import main; sys.exit(main())"
+    command, *options = line
+    done = subprocess.run([sys.executable, "-c", blocked, command, str(model), *options], env=environment(tmp_path),
+                          cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 4
+    if "--json" in line:
+        assert json.loads(done.stdout)["error"]["code"] == "extra-missing"
+    else:
+        assert (done.stdout, done.stderr) == ("", "error[extra-missing]: running a model needs torch, which is not "
+                                              "installed\nhelp: pip install 'llamactl[generate]'\n")
