@@ -49,7 +49,7 @@ THIRD_PARTY = {
     "typer": {"cli"}, "click": {"cli"}, "rich": {"render"}, "torch": TORCH_ROOMS, "numpy": TORCH_ROOMS,
     "safetensors": TORCH_ROOMS, "transformers": TORCH_ROOMS, "llama_cpp": {"net"},
     "huggingface_hub": {"source"}, "yaml": {"source"},
-    "pynvml": {"source"}, "matplotlib": {"render"},
+    "xxhash": {"checkpoint"}, "pynvml": {"source"}, "matplotlib": {"render"},
     "gguf": {"net"}, "tokenizers": {"tokens"}, "sentencepiece": {"tokens"}, "jinja2": {"tokens"},
 }
 IN_FUNCTIONS_ONLY = {"huggingface_hub", "pynvml", "yaml", "transformers", "llama_cpp", "matplotlib", "gguf",

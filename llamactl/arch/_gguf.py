@@ -43,10 +43,7 @@ def describe_gguf(header: Header, where: str) -> Model:
     gguf-split, gguf-mismatch (metadata and tensors disagree).
     """
     meta = Metadata(header, _architecture(header.metadata, where), where)
-    family = _family(meta)
-    config = {"model_type": family.MODEL_TYPES[0], **common(meta)}
-    if hasattr(family, "from_gguf"):
-        config |= family.from_gguf(meta)
+    config = _config(meta)
     try:
         model = arch.describe(config, where)
     except InputRefused as e:
@@ -63,6 +60,17 @@ def describe_gguf(header: Header, where: str) -> Model:
         by_type[t.type] += t.nbytes
     return replace(model, stored_bytes=sum(by_type.values()),
                    stored_as=" + ".join(name for name, _ in by_type.most_common()))
+
+
+def config_of_gguf(header: Header, where: str) -> dict[str, Any]:
+    """The metadata in config.json's words, with every alias that some family reads: what describe_gguf describes."""
+    return _config(Metadata(header, _architecture(header.metadata, where), where))
+
+
+def _config(meta: Metadata) -> dict[str, Any]:
+    family = _family(meta)
+    config = {"model_type": family.MODEL_TYPES[0], **common(meta)}
+    return config | family.from_gguf(meta) if hasattr(family, "from_gguf") else config
 
 
 def _architecture(metadata: Mapping[str, Any], where: str) -> str:

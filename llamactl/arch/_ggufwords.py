@@ -43,8 +43,8 @@ class Header(Protocol):
     def notes(self) -> tuple[tuple[str, str], ...]: ...
 
 
-# metadata key -> (config words, lowest, highest)
-_INTEGERS: dict[str, tuple[tuple[str, ...], int, int]] = {
+# metadata key -> (config words, lowest, highest). Both tables are read the other way by _ggufout, key by key.
+INTEGERS: dict[str, tuple[tuple[str, ...], int, int]] = {
     "block_count": (("num_hidden_layers",), 1, LAYERS),
     "context_length": (("max_position_embeddings",), 1, POSITIONS),
     "embedding_length": (("hidden_size",), 1, WIDTH),
@@ -60,7 +60,7 @@ _INTEGERS: dict[str, tuple[tuple[str, ...], int, int]] = {
     "leading_dense_block_count": (("first_k_dense_replace",), 0, LAYERS),
     "interleave_moe_layer_step": (("interleave_moe_layer_step",), 1, LAYERS),
 }
-_NUMBERS = {
+NUMBERS = {
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
     "attention.clamp_kqv": ("clip_qkv",),
@@ -75,7 +75,7 @@ _ELSEWHERE = {"attention.key_length": ("head_dim",), "attention.sliding_window":
               "expert_weights_norm": ("norm_topk_prob",), "expert_weights_scale": ("routed_scaling_factor",),
               "expert_gating_func": ("scoring_func",), "expert_group_count": ("n_group",),
               "expert_group_used_count": ("topk_group",)}
-_KEY_OF = {word: key for table in (_NUMBERS, {k: v[0] for k, v in _INTEGERS.items()}, _ELSEWHERE)
+_KEY_OF = {word: key for table in (NUMBERS, {k: v[0] for k, v in INTEGERS.items()}, _ELSEWHERE)
            for key, words in table.items() for word in words}
 _WORD = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in sorted(_KEY_OF, key=len, reverse=True)))
 
@@ -130,11 +130,11 @@ def common(meta: Metadata) -> dict[str, Any]:
     """The config words that mean the same in every architecture."""
     out: dict[str, Any] = {"torch_dtype": "float16"}  # llama.cpp's cache default; the weights are as stored
     required = {*_REQUIRED, *(() if "expert_feed_forward_length" in meta.data else ("feed_forward_length",))}
-    for key, (words, lo, hi) in _INTEGERS.items():
+    for key, (words, lo, hi) in INTEGERS.items():
         value = meta.each(key, lo=lo, hi=hi, **({} if key in required else {"default": None}))
         if value is not None:
             out |= dict.fromkeys(words, value)
-    for key, words in _NUMBERS.items():
+    for key, words in NUMBERS.items():
         number = meta.number(key, default=None)
         if number is not None:
             out |= dict.fromkeys(words, number)

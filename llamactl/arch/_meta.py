@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from llamactl.spec.config import COUNT, LAYERS, VOCAB, Config
+from llamactl.spec.config import COUNT, LAYERS, POSITIONS, VOCAB, Config
+
+FACTOR = 8.0  # of Llama 3.1; params.json itself never says it
+# What use_scaled_rope stands for, in config.json's words: the constants of Meta's own code.
+SCALED = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}
 
 
 def ffn_width(dim: int, multiple_of: int, multiplier: float | None) -> int:
@@ -15,8 +20,15 @@ def ffn_width(dim: int, multiple_of: int, multiplier: float | None) -> int:
     return multiple_of * ((width + multiple_of - 1) // multiple_of)
 
 
-def from_params(data: dict[str, Any], path: str) -> dict[str, Any]:
-    """The Llama config that `data` stands for. Raises InputRefused; a vocabulary of -1 is only the tokenizer's."""
+def from_params(data: dict[str, Any], path: str, vocab_rows: int | None = None) -> dict[str, Any]:
+    """The Llama config that `data` stands for. Raises InputRefused.
+
+    vocab_rows: rows of tok_embeddings, which are the vocabulary where the file says -1 (Llama 1 and 2 leave it to the
+    tokenizer). head_dim, rope_scaling_factor, attention_bias, mlp_bias and max_position_embeddings are llamactl's own
+    keys: Meta writes none of them, and a model may need them.
+    """
+    if vocab_rows is not None and data.get("vocab_size", -1) == -1:
+        data = {**data, "vocab_size": vocab_rows}
     cfg = Config(data, path)
     if "moe" in data or "moe_args" in data:
         raise cfg.refuse("config-unsupported", "params.json describes experts; only dense Llama is read from it",
@@ -37,14 +49,13 @@ def from_params(data: dict[str, Any], path: str) -> dict[str, Any]:
             dim, cfg.integer("multiple_of", default=256), cfg.number("ffn_dim_multiplier", default=None, hi=1e3)),
         "rms_norm_eps": cfg.number("norm_eps", default=1e-5),
         "rope_theta": cfg.number("rope_theta", default=10000.0, lo=1e-6),
-        "max_position_embeddings": cfg.integer("max_seq_len", default=None),
+        "max_position_embeddings": cfg.integer("max_position_embeddings", "max_seq_len", hi=POSITIONS, default=None),
         "head_dim": cfg.integer("head_dim", default=None),
+        "attention_bias": cfg.flag("attention_bias", default=False),
+        "mlp_bias": cfg.flag("mlp_bias", default=False),
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
     if cfg.flag("use_scaled_rope", default=False):
-        out["rope_scaling"] = {
-            "rope_type": "llama3", "factor": cfg.number("rope_scaling_factor", default=8.0), "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-        }
+        out["rope_scaling"] = {**SCALED, "factor": cfg.number("rope_scaling_factor", default=FACTOR)}
     return out

@@ -31,6 +31,9 @@ IGNORED = (
     (f"{H}attn.masked_bias", "the value of a masked position, a constant"),
 )
 GGUF_NAMES = "qkv"
+HF_CLASS = "GPT2LMHeadModel"
+HF_WORDS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions"}
 # nanoGPT's ckpt.pt: the same names, with matrices (out, in).
 NANOGPT = tuple(rule(r.stored, *r.of, ops=tuple(op for op in r.ops if not isinstance(op, Transposed))) for r in HF)
 NANOGPT_IGNORED = IGNORED

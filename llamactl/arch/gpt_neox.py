@@ -13,6 +13,8 @@ from llamactl.spec.ropeconfig import partial_factor, read_context, read_rope
 MODEL_TYPES = ("gpt_neox",)
 GGUF = ("gptneox",)
 GGUF_NAMES = "qkv"
+HF_CLASS = "GPTNeoXForCausalLM"
+HF_WORDS = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
 H, L = "gpt_neox.layers.{i}.", "layers.{i}."
 HF = (
     *modules({"embed": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out",

@@ -13,6 +13,7 @@ from llamactl.spec.ropeconfig import read_context, read_rope
 MODEL_TYPES = ("smollm3",)
 GGUF = ("smollm3",)
 GGUF_NAMES = "paired"
+HF_CLASS = "SmolLM3ForCausalLM"
 HF = LLAMA
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MODEL_TYPES = ("stablelm",)
 GGUF = ("stablelm",)
+HF_CLASS = "StableLmForCausalLM"
 HF = (*LLAMA, *modules({
     f"layers.{{i}}.attn.{x}_norm.{{e}}": f"model.layers.{{i}}.self_attn.{x}_layernorm.norms.{{e}}" for x in "qk"
 }))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from llamactl.checkpoint.disk import open_regular
 from llamactl.checkpoint.gguf import GgufArray, GgufHeader
 from llamactl.checkpoint.ggufcursor import MAX_HEADER_BYTES, refused
+from llamactl.checkpoint.ggufparts import read_parts
 from llamactl.checkpoint.safetensors import quote
 from llamactl.errors import InputRefused
 
@@ -97,3 +98,29 @@ def _strings(file: BinaryIO, array: GgufArray, path: str, key: str) -> list[str]
             raise refused(path, f"value {n:,} of {quote(key)} is not UTF-8") from None
         at += size
     return out
+
+
+def tokenizer_fields(path: str) -> list[tuple[str, str, Any]]:
+    """(key, GGUF type word, value) of every tokenizer.* key, to be written again as it is.
+
+    A short array and a number do not keep their type here: integers are taken for INT32 and UINT32, as they are for
+    every key of this name. Errors: InputRefused gguf-header.
+    """
+    header = read_parts(path)
+    found = {key: value for key, value in header.metadata.items() if key.startswith("tokenizer.")}
+    return [(key, *_field(header, key, value)) for key, value in found.items()]
+
+
+def _field(header: GgufHeader, key: str, value: Any) -> tuple[str, Any]:
+    if isinstance(value, GgufArray):
+        if value.element_type == "STRING":
+            return "ARRAY:STRING", read_strings(header, key)
+        return f"ARRAY:{value.element_type}", read_numbers(header, key, floats=True)
+    words = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
+    if isinstance(value, tuple):
+        kinds = {type(x) for x in value} or {str}
+        if len(kinds) == 1 and (kind := kinds.pop()) in words:
+            return f"ARRAY:{'INT32' if kind is int else words[kind]}", list(value)
+    elif type(value) in words:
+        return words[type(value)], value
+    raise refused(header.path, f"{quote(key)} is of no type that can be written again")

@@ -33,6 +33,8 @@ COMMANDS = {
     "generate": ("llamactl.cli.generate", "Continue a prompt with a model's own weights, and say how fast it went."),
     "bench": ("llamactl.cli.bench", "Time prompts and new tokens, against what the device can do and against other "
               "engines."),
+    "convert": ("llamactl.cli.convert", "Move weights between layouts, streaming and atomic, and prove that what was "
+                "written is what was read."),
     "presets": ("llamactl.cli.presets", "List the bundled models, or show one."),
     "schema": ("llamactl.cli.schema", "Print the JSON Schema of a command's --json output."),
     "doctor": ("llamactl.cli.doctor", "Look at this installation: what works, what is missing; no network, no token "

@@ -52,7 +52,8 @@ def run(asked: Asked, out: Output, reach: Access) -> None:
     """Do what is asked, and print it. Raises LlamactlError."""
     from llamactl.analysis.bench import cases
     from llamactl.api import Loaded
-    from llamactl.cli.runnable import need_torch, open_model
+    from llamactl.cli.located import need_torch
+    from llamactl.cli.runnable import open_model
     from llamactl.cli.show import show
 
     need_torch()

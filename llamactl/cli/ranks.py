@@ -78,7 +78,7 @@ def entered(place: Seat | None, device: str) -> Iterator[Group | None]:
     _mind_the_launcher()
     group = None
     try:
-        from llamactl.cli.runnable import need_torch
+        from llamactl.cli.located import need_torch
 
         need_torch()
         from llamactl.net.device import use_threads

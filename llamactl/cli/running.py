@@ -74,7 +74,8 @@ def run(asked: Asked, out: Output, reach: Access, group: Group | None = None) ->
 
     group: the processes that share the work. The first of them reads the prompt and prints.
     """
-    from llamactl.cli.runnable import need_torch, open_model
+    from llamactl.cli.located import need_torch
+    from llamactl.cli.runnable import open_model
     from llamactl.cli.show import print_json
 
     need_torch()

@@ -11,23 +11,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from llamactl.checkpoint.account import Account, account
 from llamactl.checkpoint.folder import read_file, read_folder
 from llamactl.checkpoint.safetensors import quote
 from llamactl.errors import InputRefused
 from llamactl.net.weights_gguf import GgufReader
 from llamactl.net.weights_mapped import DTYPES, Reader, SafetensorsReader
 from llamactl.net.weights_meta import meta_reader
-from llamactl.net.weights_names import Account, account
 from llamactl.net.weights_pickle import PickleReader
 from llamactl.spec.jsontext import read_json
 from llamactl.spec.model import Model
 from llamactl.spec.naming import Rule, Stored, read, read_expert, stored_tensors
-from llamactl.spec.prefixes import best
 
 _PICKLES = (".bin", ".pt", ".pth")
 _BIN, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -78,25 +78,20 @@ def open_weights(path: str, model: Model, rules: Sequence[Rule], *, layout: str,
     """Open the weights of `model` at `path` (a folder or a file) and account for every tensor before one is given.
 
     rules, ignored: names of `layout` and what in it is no weight (arch.names, arch.ignored). Errors: those of the
-    readers and of weights_names.account; all of them before any weight is read.
+    readers and of account.account; all of them before any weight is read.
     """
-    reader = _reader(path, model, rules, layout)
+    reader = open_reader(path, model, rules, layout)
     found = account(path, reader.tensors, model, rules, layout=layout, ignored=ignored, packed=layout != "gguf")
     return Weights(path, layout, model, reader, _compared(reader, found, model, rules))
 
 
-def likeliest(path: str, model: Model, layouts: Mapping[str, Sequence[Rule]]) -> str:
-    """The layout whose names the files at `path` hold most of, under any prefix; the first of equals."""
-    held = list(_folder_reader(path).tensors)
-
-    def hits(layout: str) -> int:
-        want = {s.name: s for s in stored_tensors(model, layouts[layout])}
-        return sum(name in want for name in best(held, want)[1].values())
-
-    return max(layouts, key=hits)
+def stored_names(path: str) -> list[str]:
+    """The names of all tensors in the files at `path`, safetensors or pickles."""
+    return list(_folder_reader(path).tensors)
 
 
-def _reader(path: str, model: Model, rules: Sequence[Rule], layout: str) -> Reader:
+def open_reader(path: str, model: Model, rules: Sequence[Rule], layout: str) -> Reader:
+    """The files at `path`, as they store their tensors; nothing is accounted for yet."""
     if layout == "gguf":
         return GgufReader(path)
     if layout == "meta":
@@ -174,4 +169,4 @@ def _compared(reader: Reader, found: Account, model: Model, rules: Sequence[Rule
         return found
     said = ("weights-head-differs", f"{model.tied_why}, but {found.twin} is stored too and is not the token embedding: "
             "the embedding is used, as the config says")
-    return Account(at=found.at, warnings=(*found.warnings, said), twin=found.twin)
+    return replace(found, warnings=(*found.warnings, said))

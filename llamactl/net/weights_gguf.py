@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llamactl.checkpoint.account import listed
+from llamactl.checkpoint.files import complete
 from llamactl.checkpoint.gguf import GgufHeader, GgufTensor
 from llamactl.checkpoint.ggufparts import all_parts, joined
+from llamactl.checkpoint.held import Held
 from llamactl.errors import InputRefused, NotAvailable
-from llamactl.net.weights_mapped import DTYPES, Held, MappedFile
-from llamactl.net.weights_names import listed
+from llamactl.net.weights_mapped import DTYPES, MappedFile
 
 # Unpacked by the gguf package, the reference implementation in Python.
 QUANTISED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -29,7 +31,7 @@ class GgufReader:
     def __init__(self, path: str) -> None:
         parts = all_parts(path)
         header = joined(parts)
-        _complete(header, path)
+        complete(header.metadata, len(header.tensors), path)
         self.warnings = header.notes
         self.tensors = {t.name: Held(name=t.name, dtype=t.type, shape=t.shape, nbytes=t.nbytes) for t in header.tensors}
         self._at: dict[str, tuple[GgufHeader, GgufTensor]] = {t.name: (p, t) for p in parts for t in p.tensors}
@@ -63,6 +65,12 @@ def unpacked(raw: Tensor, kind: str, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(values).view(shape)
 
 
+def packed(x: Tensor, kind: str) -> Tensor:
+    """(rows, cols) float32 in blocks of GGML type `kind`: (bytes,) uint8, rows one after another."""
+    quants, types = _package()
+    return torch.from_numpy(quants.quantize(x.contiguous().numpy(), types[kind])).view(torch.uint8).reshape(-1)
+
+
 def _package() -> tuple[Any, Any]:
     try:
         from gguf import GGMLQuantizationType, quants
@@ -70,13 +78,6 @@ def _package() -> tuple[Any, Any]:
         raise NotAvailable("extra-missing", "quantised GGUF weights need the gguf package, which is not installed",
                            help="pip install 'llamactl[gguf]'") from None
     return quants, GGMLQuantizationType
-
-
-def _complete(header: GgufHeader, path: str) -> None:
-    count, total = header.metadata.get("split.count", 0), header.metadata.get("split.tensors.count")
-    if isinstance(count, int) and count > 1 and total != len(header.tensors):
-        raise InputRefused("gguf-split", f"{len(header.tensors):,} of {total} tensors are here", path=path,
-                           help=f"put all {count:,} parts in one folder under the names they came with")
 
 
 def _refuse_types(tensors: dict[str, Held], path: str) -> None:
@@ -92,17 +93,3 @@ def _refuse_types(tensors: dict[str, Held], path: str) -> None:
     if any(t.dtype in QUANTISED for t in tensors.values()):
         _package()
 
-
-def small_floats(path: str, name: str) -> tuple[float, ...]:
-    """The values of a short float vector of the file at `path`, e.g. rope_freqs.weight; () where it has none.
-
-    Raises InputRefused gguf-rope for anything else under that name.
-    """
-    reader = GgufReader(path)
-    if name not in reader.tensors:
-        return ()
-    t = reader.tensors[name]
-    if t.dtype not in DTYPES or len(t.shape) != 1 or t.elements > 1 << 16:
-        raise InputRefused("gguf-rope", f"{name} is {t.dtype} {list(t.shape)}, not a short vector of floats",
-                           path=path)
-    return tuple(float(x) for x in reader.get(name).to(torch.float64))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,23 +11,10 @@ from torch import Tensor
 
 from llamactl.checkpoint.disk import open_regular
 from llamactl.checkpoint.folder import FolderWeights
+from llamactl.checkpoint.held import Held
 from llamactl.errors import InputRefused
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """One stored tensor before it is read. dtype: as safetensors (BF16) or GGML (Q4_K) write it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
 
 
 class Reader(Protocol):

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from llamactl.checkpoint.folder import read_file
+from llamactl.checkpoint.held import Held
 from llamactl.checkpoint.safetensors import quote
 from llamactl.errors import InputRefused, NotAvailable
-from llamactl.net.weights_mapped import Held, Reader, SafetensorsReader
+from llamactl.net.weights_mapped import Reader, SafetensorsReader
 from llamactl.net.weights_pickle import PickleReader
 
 _PART = re.compile(r"consolidated\.(\d{2})\.pth")
@@ -55,12 +56,18 @@ def meta_reader(folder: str, shapes: Mapping[str, tuple[int, ...]]) -> Reader:
     return ranks[0] if len(ranks) == 1 else MergedReader(ranks, shapes, folder)
 
 
+def rows_of(folder: str, name: str) -> int | None:
+    """The rows of a matrix that ranks cut along its rows, of all of them; None where there is none."""
+    files = [PickleReader([f], inside=folder).tensors.get(name) for f in meta_files(folder)]
+    return sum(t.shape[0] for t in files if t is not None and t.shape) or None
+
+
 class MergedReader:
     """Several ranks as one checkpoint; a tensor is joined when it is asked for."""
 
     def __init__(self, ranks: Sequence[PickleReader], shapes: Mapping[str, tuple[int, ...]], path: str) -> None:
         self.warnings = tuple(dict.fromkeys(w for r in ranks for w in r.warnings))
-        self._ranks = ranks
+        self.ranks = ranks
         self._axis: dict[str, int | None] = {}
         self.tensors: dict[str, Held] = {}
         first = ranks[0].tensors
@@ -86,14 +93,18 @@ class MergedReader:
 
     def _same(self, name: str, path: str) -> None:
         """What is not split is the same in every file."""
-        one, *others = (r.get(name) for r in self._ranks)
+        one, *others = (r.get(name) for r in self.ranks)
         if not all(torch.equal(one, other) for other in others):
             raise InputRefused("weights-shape", f"{quote(name)} is whole in every file, but not the same in all",
                                path=path, help="the files are not ranks of one model")
 
+    def axis(self, name: str) -> int | None:
+        """The axis along which a tensor is split among the ranks, None where each holds all of it."""
+        return self._axis[name]
+
     def get(self, name: str) -> Tensor:
         axis = self._axis[name]
-        parts = [r.get(name) for r in self._ranks]
+        parts = [r.get(name) for r in self.ranks]
         return parts[0] if axis is None else torch.cat(parts, axis)
 
     def part(self, name: str, index: int) -> Tensor:
@@ -110,5 +121,3 @@ def split_axis(part: tuple[int, ...], whole: tuple[int, ...] | None, ranks: int)
 def joined_shape(part: tuple[int, ...], axis: int, ranks: int) -> tuple[int, ...]:
     """`part` repeated `ranks` times along `axis`."""
     return (*part[:axis], part[axis] * ranks, *part[axis + 1 :])
-
-

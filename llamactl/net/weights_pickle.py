@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from llamactl.checkpoint.disk import looks_like, open_regular
+from llamactl.checkpoint.held import Held
 from llamactl.checkpoint.safetensors import quote
 from llamactl.errors import InputRefused
-from llamactl.net.weights_mapped import Held
 
 MAX_ENTRIES = 1 << 17
 MAX_DIRECTORY_BYTES = 32_000_000  # of the zip; an entry takes some 100

@@ -4,13 +4,15 @@ A Rule says which canonical tensors (`layers.{i}.attn.q.weight`, (out, in)) make
 operations, written in the order canonical -> stored. The way back is derived: `read` undoes the operations from last
 to first. Nothing here knows a family; arch/ holds the tables.
 
-Arrays are anything with reshape, transpose-by-axes and slicing (numpy, torch); shapes are plain tuples.
+Arrays are anything that can be sliced and indexed by a list along its first axis, has swapaxes, and from which a
+number can be taken (numpy, torch, windows.Traced); shapes are plain tuples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from llamactl.spec.model import Model, Tensor
@@ -47,7 +49,7 @@ class Fused:
         return (sum(s[0] for s in shapes), *shapes[0][1:])
 
     def read(self, array: Any, shapes: Sequence[Shape], place: Place) -> list[Any]:
-        rows, rest = [s[0] for s in shapes], tuple(shapes[0][1:])
+        rows = [s[0] for s in shapes]
         if self.order == "concat":
             starts = [sum(rows[:n]) for n in range(len(rows))]
             return [array[a : a + r] for a, r in zip(starts, rows, strict=True)]
@@ -58,12 +60,12 @@ class Fused:
             return [array[n :: len(rows)] for n in range(len(rows))]
         if self.order != "per_group":
             raise ValueError(f"{self.order!r} is no order of fused tensors")
-        groups = place.groups
-        by_group = array.reshape((groups, sum(rows) // groups, *rest))
-        out, start = [], 0
+        groups, out, start = place.groups, [], 0
+        wide = sum(rows) // groups
         for r in rows:
-            out.append(by_group[:, start : start + r // groups].reshape((r, *rest)))
-            start += r // groups
+            each = r // groups
+            out.append(array[[g * wide + start + n for g in range(groups) for n in range(each)]])
+            start += each
         return out
 
 
@@ -98,10 +100,16 @@ class RopePairs:
         canonical, dim = (place.rope.pairs, place.rope.dim) if place.rope else ("half", head - head % 2)
         if canonical == self.pairs:
             return [array]
-        of = _rows(self.pairs, dim)  # stored row r is the `of[r]`-th in order of (pair, member), and so is canonical
-        at = {lane: row for row, lane in enumerate(of)}
-        back = [at[lane] for lane in _rows(canonical, dim)] + list(range(dim, head))
-        return [array[[g * head + row for g in range(place.groups) for row in back]]]
+        return [array[_turned_rows(self.pairs, canonical, place.groups, head, dim)]]
+
+
+@lru_cache(64)
+def _turned_rows(stored: str, canonical: str, groups: int, head: int, dim: int) -> list[int]:
+    """The stored row of each canonical row; made once, for every layer asks for the same. Not to be changed."""
+    of = _rows(stored, dim)  # stored row r is the `of[r]`-th in order of (pair, member), and so is canonical
+    at = {lane: row for row, lane in enumerate(of)}
+    back = [at[lane] for lane in _rows(canonical, dim)] + list(range(dim, head))
+    return [g * head + row for g in range(groups) for row in back]
 
 
 def _rows(pairs: str, dim: int) -> list[tuple[int, int]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from llamactl.checkpoint.held import FLOATS, Held
 from llamactl.checkpoint.logical import unpack
 from llamactl.errors import InputRefused
-from llamactl.net.weights_mapped import DTYPES, Held
 from llamactl.spec.model import Model
 from llamactl.spec.naming import Rule, Stored, stored_tensors
 from llamactl.spec.prefixes import LEFT_OUT, best, beyond, grouped
@@ -19,18 +19,26 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """at: canonical name -> (how it is stored, the tensor's name in the file). twin: a stored head of a tied model."""
+    """at: canonical name -> (how it is stored, the tensor's name in the file). twin: a stored head of a tied model.
+
+    ignored, left_out: name in the file -> why it is no weight, or what the description leaves out that it belongs to.
+    strangers: stored, and nothing of the above.
+    """
 
     at: Mapping[str, tuple[Stored, str]]
     warnings: tuple[tuple[str, str], ...] = ()
     twin: str | None = None
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    strangers: tuple[str, ...] = ()
 
 
 def account(path: str, tensors: Mapping[str, Held], model: Model, rules: Sequence[Rule], *, layout: str,
-            ignored: Sequence[tuple[str, str]] = (), packed: bool = True) -> Account:
+            ignored: Sequence[tuple[str, str]] = (), packed: bool = True, whole: bool = False) -> Account:
     """Match what a checkpoint stores with what `model` needs; one prefix rule renames all stored names at once.
 
     packed: whether quantised weights stand under safetensors' container names (a GGUF type says it by itself).
+    whole: with the sections beside the decoder, which a network leaves alone.
     Errors (InputRefused): weights-quantized, weights-missing, weights-shape, weights-dtype, layout-incomplete.
     """
     if packed:
@@ -42,7 +50,7 @@ def account(path: str, tensors: Mapping[str, Held], model: Model, rules: Sequenc
                            help="give the model as a Hugging Face folder") from None
     _, of = best(list(tensors), want)
     held = {of[n]: n for n in tensors}
-    beside = _beside(model)
+    beside = frozenset() if whole else _beside(model)
     missing = [n for n in want if n not in held]
     needed = [n for n in missing if not all(t.template in beside for t in want[n].of)]
     if needed:
@@ -59,14 +67,17 @@ def account(path: str, tensors: Mapping[str, Held], model: Model, rules: Sequenc
                          f"{listed(absent, 3)}"))
     left = [n for n in held if n not in want]
     twin = _twin(model, rules, held, tensors)
-    known = _known(model, want, left, ignored) | {twin}
-    strangers = [held[n] for n in left if n not in known]
+    no_weights = {n: why for why, ns in grouped(left, (*ignored, *ALWAYS)).items() for n in ns}
+    left_out = _left_out(model, want, [n for n in left if n not in no_weights])
+    strangers = [held[n] for n in left if n not in no_weights and n not in left_out and n != twin]
     if strangers:
         warnings.append(("weights-unexpected", f"not part of this model, and not used: {_count(strangers)}: "
                          f"{listed(strangers)}"))
     at = {t.name: (s, held[n]) for n, s in want.items() if n in held for t in s.of if t.template not in beside}
     _check_types(path, at, tensors, packed)
-    return Account(at=at, warnings=tuple(warnings), twin=held[twin] if twin else None)
+    return Account(at=at, warnings=tuple(warnings), twin=held[twin] if twin else None,
+                   ignored={held[n]: why for n, why in no_weights.items()},
+                   left_out={held[n]: why for n, why in left_out.items()}, strangers=tuple(strangers))
 
 
 def listed(names: Iterable[str], shown: int = SHOWN) -> str:
@@ -114,21 +125,20 @@ def _twin(model: Model, rules: Sequence[Rule], held: Mapping[str, str], tensors:
     return head if tensors[held[head]].shape == tensors[held[table]].shape else None
 
 
-def _known(model: Model, want: Mapping[str, Stored], left: Sequence[str], ignored: Sequence[tuple[str, str]]
-           ) -> set[str | None]:
-    """Left-over names that a pattern takes, or that belong to what the description says it leaves out."""
-    names: set[str | None] = {n for ns in grouped(left, (*ignored, *ALWAYS)).values() for n in ns}
+def _left_out(model: Model, want: Mapping[str, Stored], left: Sequence[str]) -> dict[str, str]:
+    """Left-over names that belong to what the description says it leaves out: {name: what}."""
+    names: dict[str, str] = {}
     for part in model.not_counted:
         for word, prefixes in LEFT_OUT.items():
             if word in part.what:
-                names |= {n for n in left if n.startswith(prefixes)}
+                names |= {n: part.what for n in left if n.startswith(prefixes)}
                 if word == "multi-token":
-                    names |= set(beyond(left, want, model.n_layers))
+                    names |= dict.fromkeys(beyond(left, want, model.n_layers), part.what)
     return names
 
 
 def _check_types(path: str, at: Mapping[str, tuple[Stored, str]], tensors: Mapping[str, Held], packed: bool) -> None:
-    wrong = list(dict.fromkeys(f"{n} is {tensors[n].dtype}" for _, n in at.values() if tensors[n].dtype not in DTYPES))
+    wrong = list(dict.fromkeys(f"{n} is {tensors[n].dtype}" for _, n in at.values() if tensors[n].dtype not in FLOATS))
     if wrong and packed:
         raise InputRefused("weights-dtype", f"{_count(wrong)} of no plain float type: {listed(wrong, 3)}; F64, "
                            "F32, F16 and BF16 are read", path=path, help="convert the weights to one of these")

@@ -1,0 +1,122 @@
+"""A planned conversion written, proven and published in one step."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from llamactl import __version__
+from llamactl.analysis.conversion import ConvertReport, OutputFile, OutputTensor, Proof
+from llamactl.cli.options import Output
+from llamactl.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from llamactl.cli.converting import Conversion
+    from llamactl.cli.located import Located
+
+MANIFEST = "llamactl-manifest.json"
+Notes = tuple[tuple[str, str], ...]
+
+
+def check_place(at: Located, target: str, layout: str, force: bool) -> None:
+    """Refuse a place that cannot be written, before anything is read for long. Raises as checkpoint.staging.stage."""
+    from llamactl.checkpoint.place import Place
+    from llamactl.checkpoint.staging import writing
+
+    with writing(target):
+        place = Place(target, _single(target, layout))
+        place.check_sources(_sources(at))
+        place.check_free(force)
+
+
+def _single(target: str, layout: str) -> str | None:
+    return os.path.basename(target) if target.endswith(".gguf") and layout == "gguf" else None
+
+
+def _sources(at: Located) -> list[str]:
+    """What may not be written, nor lie inside the output. A GGUF file's neighbours are other models."""
+    return [at.path] if at.layout == "gguf" else [at.path, at.folder]
+
+
+def needed(made: Conversion) -> dict[str, int]:
+    """Every file that will be written, but the manifest, and its bytes."""
+    sizes = {f.name: f.nbytes() for f in made.weights}
+    sizes |= {name: len(data) for name, data in made.texts.items()}
+    return sizes | {name: os.path.getsize(path) for name, path in made.target.beside.items() if name not in sizes}
+
+
+def publish(made: Conversion, target: str, out: Output, *, force: bool, digest: bool, proof: bool,
+            text: list[int] | None = None) -> tuple[dict[str, str], Proof | None, Notes]:
+    """Write everything to `target`, which appears whole or not at all: ({file/tensor: digest}, proof, warnings)."""
+    from llamactl.checkpoint.emit import Emitter
+    from llamactl.checkpoint.staging import stage
+
+    sizes = needed(made)
+    single = _single(target, made.target.layout)
+    with stage(target, sources=_sources(made.at), need=sum(sizes.values()), force=force, single=single) as staging:
+        with Progress(out, "writing", sum(f.nbytes() for f in made.weights)) as seen:
+            emitter = Emitter(made.files, made.values, digest=digest, seen=seen)
+            for f in made.weights:
+                with staging.create(single or f.name) as file:
+                    f.write(file, emitter)
+            for name, data in () if single else made.texts.items():
+                with staging.create(name) as file:
+                    file.write(data)
+            for name, path in () if single else made.target.beside.items():
+                if name not in made.texts:
+                    with open(path, "rb") as source, staging.create(name) as file:
+                        shutil.copyfileobj(source, file, 1 << 20)
+            found = None
+            if proof:
+                from llamactl.cli.proving import prove
+
+                seen.begin("checking", 2 * sum(o.nbytes for o in made.outputs))
+                found = prove(made, staging.path, seen, text=text)
+        with staging.create(MANIFEST) as file:
+            file.write(json.dumps(manifest(made, emitter.digests, found), indent=1, ensure_ascii=False).encode())
+        staging.publish()
+    return emitter.digests, found, tuple(staging.warnings)
+
+
+def report(made: Conversion, target: str, digests: dict[str, str], proof: Proof | None, *, dry_run: bool
+           ) -> ConvertReport:
+    """What was planned or done."""
+    from llamactl.checkpoint.digest import ALGORITHM
+
+    sizes = needed(made)
+    return ConvertReport(
+        id=made.at.source.id, path=target, dry_run=dry_run, source_layout=made.at.layout,
+        target_layout=made.target.layout, family=made.at.model.family, parameters=made.target.model.total(),
+        tensors=tuple(_tensors(made, digests)), files=tuple(OutputFile(name=n, nbytes=b) for n, b in sizes.items()),
+        total_bytes=sum(sizes.values()), copied_bytes=sum(o.nbytes for o in made.outputs if o.how == "copy"),
+        ignored=made.ignored, digest=ALGORITHM if digests else None, proof=proof)
+
+
+def _tensors(made: Conversion, digests: dict[str, str]) -> Sequence[OutputTensor]:
+    return [OutputTensor(name=o.name, file=f.name, dtype=o.dtype, shape=o.shape, nbytes=o.nbytes, how=o.how,
+                         sources=tuple(dict.fromkeys(p.name for p in o.sources)), ops=o.ops,
+                         digest=digests.get(f.key(o))) for f in made.weights for o in f.outputs]
+
+
+def manifest(made: Conversion, digests: dict[str, str], proof: Proof | None) -> dict[str, Any]:
+    """llamactl-manifest.json: where everything came from, so that anyone can check it again. The same run, the same
+    bytes: it holds no time and no place of the output.
+    """
+    from dataclasses import asdict
+
+    from llamactl.checkpoint.digest import ALGORITHM
+
+    return {
+        "format": 1, "tool": {"name": "llamactl", "version": __version__},
+        "source": {**made.at.source.to_dict(), "layout": made.at.layout}, "layout": made.target.layout,
+        "family": made.target.model.family, "parameters": made.target.model.total(),
+        "context": made.target.model.context.usable,
+        "digest": ALGORITHM if digests else None,
+        "tensors": [asdict(t) for t in _tensors(made, digests)],
+        "ignored": [{"name": name, "why": why} for name, why in made.ignored],
+        "proof": asdict(proof) if proof else None,
+        "values": {"clamped": made.values.clamped, "flushed_to_zero": made.values.flushed} if made.values else None,
+    }

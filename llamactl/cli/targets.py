@@ -1,0 +1,290 @@
+"""What each layout is made of on disk: the model it holds, its config, its weight files and what goes beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from llamactl import arch
+from llamactl.cli.located import Located
+from llamactl.errors import InputRefused, UsageError
+from llamactl.spec.model import Model
+
+if TYPE_CHECKING:
+    from llamactl.checkpoint.plan import Output, Planner
+    from llamactl.checkpoint.weightfiles import WeightFile
+
+Notes = tuple[tuple[str, str], ...]
+NO_TOKENIZER = ("tokenizer.ggml.model", "STRING", "none")
+LAYOUTS = ("hf", "meta", "nanogpt", "lesson", "gguf")
+WORDS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the command line asks for. dtype: BF16, F16, F32 or Q8_0; None keeps what is there."""
+
+    layout: str
+    dtype: str | None = None
+    shard_bytes: int | None = None
+    kv_heads: int | None = None
+    tied: bool | None = None
+    vocab: int | None = None
+    ranks: int = 1
+    context: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A model in the layout it is to be written in. texts: files by name, made here. beside: files by name to copy.
+
+    files: the planner's tensors -> weight files.
+    """
+
+    model: Model
+    layout: str
+    files: Callable[[Planner], list[WeightFile]]
+    texts: Mapping[str, bytes] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
+    notes: Notes = ()
+
+
+def target(at: Located, model: Model, wanted: Wanted, dtype: str, *, tokenizer: bool = True) -> Target:
+    """The target of a conversion. model: the source's with the asked-for changes. dtype: of most weights as written.
+
+    tokenizer: carried along. Raises InputRefused layout-unknown, layout-cannot-say; UsageError.
+    """
+    if wanted.layout in ("meta", "nanogpt", "lesson") and not hasattr(arch.family(model.family), wanted.layout.upper()):
+        raise InputRefused("layout-unknown", f"there is no {wanted.layout} layout for {model.family}",
+                           help="hf" + (" and gguf" if hasattr(arch.family(model.family), "GGUF_NAMES") else "")
+                           + " can be written")
+    if wanted.ranks > 1 and wanted.layout != "meta":
+        raise UsageError("usage", "--ranks belongs to --to meta")
+    if wanted.shard_bytes is not None and wanted.layout not in ("hf", "lesson"):
+        raise UsageError("usage", f"--shard-size is for safetensors; {wanted.layout} has its own files")
+    return _MAKE[wanted.layout](at, model, wanted, dtype, tokenizer)
+
+
+def _hf(at: Located, model: Model, wanted: Wanted, dtype: str, tokenizer: bool) -> Target:
+    from llamactl.arch._out import hf_model
+    from llamactl.checkpoint.stwrite import names, shards
+
+    if at.layout not in ("hf", "lesson"):
+        model = hf_model(model)
+    config = hf_words(at, model, wanted, dtype)
+
+    def files(planner: Planner) -> list[WeightFile]:
+        from llamactl.checkpoint.weightfiles import WeightFile
+
+        outputs = _by_layers(planner)
+        if wanted.layout == "lesson" and model.tied:  # a module whose head is tied asks for it by name all the same
+            head, table = _head(planner)
+            outputs.append(replace(next(o for o in outputs if o.name == table), name=head))
+        parts = shards(outputs, wanted.shard_bytes)
+        return [WeightFile(name=n, kind="safetensors", outputs=tuple(p))
+                for n, p in zip(names(len(parts)), parts, strict=True)]
+
+    made, beside, notes = _along(at, tokenizer)
+    return Target(model=model, layout=wanted.layout, files=files, texts={"config.json": _json(config), **made},
+                  beside=beside, notes=notes)
+
+
+def hf_words(at: Located, model: Model, wanted: Wanted, dtype: str) -> dict[str, Any]:
+    """The config.json of `model`, which is the source's with the asked-for changes."""
+    from llamactl.arch._out import changed_config, hf_config
+
+    if at.layout in ("hf", "lesson"):
+        changed = wanted.dtype is not None and WORDS.get(wanted.dtype)
+        tied = model.tied if model.tied != at.model.tied else None
+        return changed_config(at.config, at.model, n_kv_heads=wanted.kv_heads, vocab=wanted.vocab, tied=tied,
+                              dtype=changed or None)
+    config = hf_config(at.config, _unchanged(at), dtype=WORDS[dtype])
+    if at.model == model or model == _unchanged(at):
+        return config
+    return changed_config(config, arch.describe(config, "config.json"), n_kv_heads=wanted.kv_heads, vocab=wanted.vocab,
+                          tied=model.tied if model.tied != at.model.tied else None)
+
+
+def _unchanged(at: Located) -> Model:
+    from llamactl.arch._out import hf_model
+
+    return hf_model(at.model)
+
+
+def _meta(at: Located, model: Model, wanted: Wanted, dtype: str, tokenizer: bool) -> Target:
+    from llamactl.arch._outmeta import meta_params
+    from llamactl.spec.changes import set_tie
+
+    params, notes = meta_params(model, context=False)  # Meta's code stops at keys it does not know; see the manifest
+    model = set_tie(model, False)
+
+    def files(planner: Planner) -> list[WeightFile]:
+        from llamactl.checkpoint.weightfiles import WeightFile
+
+        return [WeightFile(name=f"consolidated.{n:02d}.pth", kind="torch", outputs=tuple(outputs))
+                for n, outputs in enumerate(ranks(planner, wanted.ranks))]
+
+    made, beside, more = _along(at, tokenizer)
+    return Target(model=model, layout="meta", files=files, texts={"params.json": _json(params), **made}, beside=beside,
+                  notes=(*notes, *more))
+
+
+def ranks(planner: Planner, count: int) -> list[list[Output]]:
+    """The outputs of each of Meta's tensor-parallel files: slices along the axis that its code gathers by."""
+    from llamactl.arch._metaranks import rank_axes
+    from llamactl.checkpoint.plan import Slice
+    from llamactl.spec.naming import stored_tensors
+
+    model = planner.target.model
+    axes = rank_axes(model, planner.target.rules)
+    out: list[list[Output]] = []
+    for n in range(count):
+        here: list[Output] = []
+        for s in stored_tensors(model, planner.target.rules):
+            axis = axes.get(s.rule.stored) if count > 1 else None
+            if axis is None:
+                here.append(planner.output(s))
+                continue
+            if s.shape[axis] % count or (s.rule.groups == "kv_heads" and s.rule.ops and _kv(model) % count):
+                raise UsageError("ranks", f"{s.name} {list(s.shape)} cannot be shared out among {count} ranks evenly")
+            size = s.shape[axis] // count
+            rows, cols = s.shape[0], s.shape[1] if len(s.shape) > 1 else 1
+            if axis == 0:
+                part = Slice(n * size, 0, size, cols, (size, *s.shape[1:]))
+            else:
+                part = Slice(0, n * size, rows, size, (rows, size))
+            here.append(planner.output(s, part))
+        out.append(here)
+    return out
+
+
+def _kv(model: Model) -> int:
+    from llamactl.spec.parts import Attention
+
+    attn = model.layers[0].attn
+    return attn.n_kv_heads if isinstance(attn, Attention) else 1
+
+
+def _nanogpt(at: Located, model: Model, wanted: Wanted, dtype: str, tokenizer: bool) -> Target:
+    from llamactl.arch._outmeta import nanogpt_args
+
+    made = nanogpt_args(model, at.config)
+
+    def files(planner: Planner) -> list[WeightFile]:
+        from llamactl.checkpoint.weightfiles import WeightFile
+
+        beside = {"model_args": made.model_args, "iter_num": 0, "config": {}, "hf_config": made.hf_config}
+        return [WeightFile(name="ckpt.pt", kind="torch", outputs=tuple(_by_layers(planner)), under="model",
+                           beside=beside, again=dict([_head(planner)]))]
+
+    texts, beside, notes = _along(at, tokenizer)
+    return Target(model=model, layout="nanogpt", files=files, texts=texts, beside=beside,
+                  notes=(*made.notes, *notes))
+
+
+def _gguf(at: Located, model: Model, wanted: Wanted, dtype: str, tokenizer: bool) -> Target:
+    from llamactl.arch._ggufout import gguf_fields, rope_factors
+    from llamactl.arch._ggufrope import TENSOR
+    from llamactl.checkpoint.ggufwrite import Field
+
+    if at.layout == "nanogpt":
+        model = _unchanged(at) if model == at.model else model
+    if model.context.usable is None and at.layout == "meta":
+        raise InputRefused("context-unknown", "params.json says no context length, and GGUF needs one", path=at.path,
+                           help="add --context N: 2048 for Llama 1, 4096 for Llama 2, 8192 for Llama 3")
+    types = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
+    config = at.config if at.layout != "gguf" else {}
+    fields = [Field(*f) for f in gguf_fields(model, config, name=at.source.id, file_type=types[wanted.dtype or dtype])]
+    words, notes = _gguf_words(at, model) if tokenizer else ([Field(*NO_TOKENIZER)], ())
+    fields += words
+
+    def files(planner: Planner) -> list[WeightFile]:
+        import struct
+
+        from llamactl.checkpoint.plan import given
+        from llamactl.checkpoint.weightfiles import WeightFile
+
+        outputs = _by_layers(planner)
+        if (factors := rope_factors(model)) is not None:
+            data = struct.pack(f"<{len(factors)}f", *factors)
+            outputs.append(given(TENSOR, "F32", (len(factors),), data, "frequency factors of the stretched RoPE"))
+        return [WeightFile(name="model.gguf", kind="gguf", outputs=tuple(outputs), fields=fields)]
+
+    return Target(model=model, layout="gguf", files=files, notes=notes)
+
+
+def _gguf_words(at: Located, model: Model) -> tuple[list[Any], Notes]:
+    """The tokenizer's fields: from the source's folder, or as the source's GGUF file has them."""
+    from llamactl.checkpoint.ggufwrite import Field
+
+    if at.layout == "gguf":
+        from llamactl.checkpoint.ggufarrays import tokenizer_fields
+
+        return [Field(*f) for f in tokenizer_fields(at.path)], ()
+    from llamactl.tokens.togguf import gguf_tokenizer
+
+    said: list[str] = []
+    try:
+        found = gguf_tokenizer(at.folder, model.embed.vocab, said)
+    except InputRefused as e:
+        return [Field(*NO_TOKENIZER)], (_untold(e),)
+    notes = tuple(("tokenizer", text) for text in said)
+    if len(found) < 2:
+        notes = (("tokenizer-none", "no tokenizer beside the weights: the file is written without one"),)
+    return [Field(*f) for f in found], notes
+
+
+def _along(at: Located, tokenizer: bool) -> tuple[dict[str, bytes], dict[str, str], Notes]:
+    """(files made, files to copy, notes): tokenizer, generation_config, README and licence of the source."""
+    if not tokenizer:
+        return {}, {}, ()
+    if at.layout == "gguf":
+        from llamactl.tokens.fromgguf import hf_tokenizer
+
+        try:
+            made = hf_tokenizer(at.path)
+        except InputRefused as e:
+            return {}, {}, (_untold(e),)
+        notes: Notes = () if made else (("tokenizer-none", "the GGUF file holds no tokenizer: none is written"),)
+        return dict(made or {}), {}, notes
+    from llamactl.checkpoint.beside import carried
+
+    return {}, {n: os.path.join(at.folder, n) for n in carried(at.folder)}, ()
+
+
+def _untold(e: InputRefused) -> tuple[str, str]:
+    """The warning that the weights go without a tokenizer."""
+    return ("tokenizer-refused", f"the tokenizer is left out, for the other layout cannot say it: {e.message}")
+
+
+def _by_layers(planner: Planner) -> list[Output]:
+    """Embeddings, the layers, what comes after them."""
+    from llamactl.spec.naming import stored_tensors
+
+    stored = list(stored_tensors(planner.target.model, planner.target.rules))
+    first = [s for s in stored if s.of[0].i < 0 and "embed" in s.of[0].template]
+    layers = [s for s in stored if s.of[0].template.startswith("layers.")]
+    done = {s.name for s in (*first, *layers)}
+    return [planner.output(s) for s in (*first, *layers, *(s for s in stored if s.name not in done))]
+
+
+def _head(planner: Planner) -> tuple[str, str]:
+    """(the layout's name of the head, that of the token embedding)."""
+    at = {template: r.stored for r in planner.target.rules for template in r.of}
+    return at["head.weight"], at["embed.weight"]
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+_MAKE: dict[str, Callable[[Located, Model, Wanted, str, bool], Target]] = {
+    "hf": _hf, "lesson": _hf, "meta": _meta, "nanogpt": _nanogpt, "gguf": _gguf}
+
+
+def outputs_of(files: Sequence[WeightFile]) -> list[Output]:
+    """Every output of every file."""
+    return [o for f in files for o in f.outputs]
