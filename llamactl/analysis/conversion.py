@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputTensor:
-    """One tensor of the output. sources: names in the source; how: copy, rows, values or given; ops: in words.
+    """One tensor of the output. sources: names in the source; how: copy, rows, widen, values or given; ops: in words.
 
     digest: of its bytes, null where none was taken.
     """

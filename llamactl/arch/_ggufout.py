@@ -134,17 +134,16 @@ def _keys(model: Model, config: Mapping[str, Any], architecture: str) -> Iterato
 
 def _words(model: Model, config: Mapping[str, Any]) -> dict[str, Any]:
     """The Model in the config words that the tables name."""
-    layer, text = model.layers[0], config.get("text_config")
+    text = config.get("text_config")
     said = text if isinstance(text, Mapping) else config
     attn = next(x.attn for x in model.layers if isinstance(x.attn, Attention))
-    norm = model.norm or layer.attn_norm or layer.attn_post_norm
     out: dict[str, Any] = {
         "num_hidden_layers": model.n_layers, "max_position_embeddings": _context(model, said),
         "hidden_size": model.hidden, "num_attention_heads": attn.n_heads, "num_key_value_heads": attn.n_kv_heads,
         "final_logit_softcapping": model.head.softcap, "intermediate_size": _width(model, said),
     }
-    if norm is not None:
-        out["rms_norm_eps" if norm.kind == "rms" else "layer_norm_eps"] = norm.eps
+    if model.norm is not None:
+        out["rms_norm_eps" if model.norm.kind == "rms" else "layer_norm_eps"] = model.norm.eps
     moe = next((x.mlp for x in model.layers if isinstance(x.mlp, MoE)), None)
     if moe is not None:
         out |= {"num_experts": moe.n_experts, "num_experts_per_tok": moe.top_k, "moe_intermediate_size": moe.expert.ffn}
@@ -155,11 +154,17 @@ def _words(model: Model, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _context(model: Model, said: Mapping[str, Any]) -> int:
-    """The positions as the config writes them, which a scheme may stretch further; where it does not fit, usable."""
+    """The positions as the config writes them, which a scheme may stretch further; where they do not fit, the Model's.
+
+    Those are the stretched ones where the scheme names what it began with, else the length that it began with.
+    """
     limit, context = said.get("max_position_embeddings"), model.context
     if context.trained is None or context.usable is None:
         raise _refused(f"GGUF needs a context length, and for this model there is none: {context.why}")
-    return limit if type(limit) is int and context.trained <= limit <= context.usable else context.usable
+    if type(limit) is int and context.trained <= limit <= context.usable:
+        return limit
+    rope = _rope(model)
+    return context.trained if rope and rope.scaling and rope.scaling.original is None else context.usable
 
 
 def _width(model: Model, said: Mapping[str, Any]) -> int | None:
@@ -188,7 +193,7 @@ def _rotation(rope: Rope | None) -> Iterator[Field]:
     yield "rope.freq_base", "FLOAT32", rope.theta
     if rope.scaling is None:
         return
-    if rope.scaling.kind in _STRETCHED and rope.scaling.factor is not None:
+    if rope.scaling.kind in _STRETCHED:
         yield "rope.scaling.type", "STRING", rope.scaling.kind
         yield "rope.scaling.factor", "FLOAT32", rope.scaling.factor
     if rope.scaling.original is not None:

@@ -13,7 +13,7 @@ from llamactl.checkpoint.held import FLOATS
 from llamactl.checkpoint.plan import Output
 from llamactl.checkpoint.rows import Source, rows
 
-Block = bytes | memoryview
+Block = bytes | bytearray | memoryview
 
 
 class Computed(Protocol):
@@ -47,11 +47,14 @@ class Emitter:
 
     def write(self, o: Output, file: BinaryIO, key: str | None = None) -> None:
         """Append `o` to a file; what stays as it is goes from file to file inside the system."""
-        span = self.files.span(o.sources[0].key) if o.how == "copy" else None
-        if span is None:
+        if not self.copy(o, file, key):
             for block in self.blocks(o, key):
                 file.write(block)
-            return
+
+    def copy(self, o: Output, file: BinaryIO, key: str | None = None) -> bool:
+        """Append `o` inside the system, where it stays as it is; False where it does not."""
+        if o.how != "copy" or self.files.span(o.sources[0].key) is None:
+            return False
         file.flush()
         self.files.copy(o.sources[0].key, file.fileno(), self.seen)
         if self.digest:
@@ -60,6 +63,7 @@ class Emitter:
                 for at in range(0, len(view), BLOCK):
                     digest.update(view[at : at + BLOCK])
             self.digests[key or o.name] = digest.hexdigest()
+        return True
 
     def _blocks(self, o: Output) -> Iterator[Block]:
         if o.data is not None:
@@ -68,12 +72,22 @@ class Emitter:
             if self.computed is None:
                 raise RuntimeError(f"{o.name} is to be computed, and nothing here can")
             yield from self.computed.blocks(o)
+        elif o.how == "widen":
+            yield from map(widened, self._rows(o, "BF16"))
         else:
-            yield from self._rows(o)
+            yield from self._rows(o, o.dtype)
 
-    def _rows(self, o: Output) -> Iterator[Block]:
+    def _rows(self, o: Output, kind: str) -> Iterator[Block]:
         with ExitStack() as stack:
             sources = [Source(stack.enter_context(self.files.view(p.key)), row_bytes(p.dtype, p.cols),
                               FLOATS.get(p.dtype, 0)) for p in o.sources]
-            yield from rows(o.terms[0] if o.terms else (), sources, o.rows, row_bytes(o.dtype, o.cols))
+            yield from rows(o.terms[0] if o.terms else (), sources, o.rows, row_bytes(kind, o.cols))
             del sources
+
+
+def widened(block: Block) -> bytearray:
+    """bf16 as fp32: the upper halves of the same bits."""
+    out = bytearray(2 * len(block))
+    view = bytes(block) if isinstance(block, memoryview) else block
+    out[2::4], out[3::4] = view[0::2], view[1::2]
+    return out

@@ -187,7 +187,8 @@ def put_over(new: str, target: str, aside: str) -> None:
     """Rename a folder to a name that another may have; that other is then at `new`, whole.
 
     aside: a free name, in use for a moment where two folders cannot change places in one step.
-    Raises FileExistsError when other runs were faster again and again, OSError; the old content is then in its place.
+    Raises FileExistsError when other runs were faster again and again, OSError; the old content is then in its place,
+    or aside, from where release puts it back.
     """
     for _ in range(_TRIES):
         os.lstat(new)
@@ -201,9 +202,6 @@ def put_over(new: str, target: str, aside: str) -> None:
                 put_new(new, target)
             except FileExistsError:
                 remove(aside)  # what is there now is newer than it
-            except OSError:
-                put_new(aside, target)
-                raise
             else:
                 with suppress(OSError):
                     os.rename(aside, new)  # a name that says: to be removed

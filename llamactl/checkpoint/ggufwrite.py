@@ -64,10 +64,12 @@ def file_bytes(fields: Sequence[Field], tensors: Sequence[GgufOut]) -> int:
     return len(_header(fields, tensors)) + sum(_padded(nbytes(t.type, t.shape)) for t in tensors)
 
 
-def write(file: BinaryIO, fields: Sequence[Field], tensors: Sequence[GgufOut], blocks: Blocks) -> None:
+def write(file: BinaryIO, fields: Sequence[Field], tensors: Sequence[GgufOut], blocks: Blocks,
+          copied: Callable[[GgufOut], bool] = lambda t: False) -> None:
     """Write a whole file to `file`, which is empty, from its start on; it is never sought in.
 
     blocks: called once a tensor, in their order; the little-endian bytes of its rows, in pieces of any size.
+    copied: appends a tensor to the file by itself where it can, and says whether it did.
     In memory: the header and one piece. Raises ValueError (a bug of the caller) for fields or tensors that GGUF cannot
     hold or llama.cpp does not load, and for blocks that do not add up to the tensor; and whatever `file` and `blocks`
     raise.
@@ -75,6 +77,9 @@ def write(file: BinaryIO, fields: Sequence[Field], tensors: Sequence[GgufOut], b
     file.write(_header(fields, tensors))
     for t in tensors:
         whole, given = nbytes(t.type, t.shape), 0
+        if copied(t):
+            file.write(bytes(_padded(whole) - whole))
+            continue
         for piece in blocks(t):
             given += memoryview(piece).nbytes
             if given > whole:

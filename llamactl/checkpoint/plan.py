@@ -37,8 +37,8 @@ class Piece(NamedTuple):
 class Output:
     """One tensor to write. rows x cols: its matrix. terms: what it is the mean of, nearly always one.
 
-    how: "copy" one source as it is, "rows" rows of sources in another order, "values" to be computed, "given" bytes
-    known from the start. ops: the same in words.
+    how: "copy" one source as it is, "rows" rows of sources in another order, "widen" the same from bf16 to fp32,
+    "values" to be computed, "given" bytes known from the start. ops: the same in words.
     """
 
     name: str
@@ -87,8 +87,7 @@ def retyped(o: Output, dtype: str) -> Output:
     """The same tensor in another type."""
     if o.dtype == dtype:
         return o
-    kinds = {p.dtype for p in o.sources}
-    how = "values" if kinds - {dtype} or o.how == "values" else o.how
+    how = _how(o.terms, o.sources, dtype, o.rows, o.cols)
     nbytes = o.rows * row_bytes(dtype, o.cols) if o.rows * o.cols else 0
     return replace(o, dtype=dtype, nbytes=nbytes, how=how, ops=(*o.ops, f"{o.dtype} -> {dtype}"))
 
@@ -252,7 +251,11 @@ def _how(terms: tuple[tuple[Band, ...], ...], pieces: Sequence[Piece], dtype: st
     if not rows * cols:
         return "rows"
     rects = [r for _, _, column in terms[0] for r in column]
-    if len(terms) > 1 or any(p.dtype != dtype for p in pieces) or any(r.turned or r.add for r in rects):
+    if len(terms) > 1 or any(r.turned or r.add for r in rects):
+        return "values"
+    if pieces and all(p.dtype == "BF16" for p in pieces) and dtype == "F32":
+        return "widen"
+    if any(p.dtype != dtype for p in pieces):
         return "values"
     if len(rects) == 1 and rects[0].source != NOTHING and (rows, cols) == pieces[rects[0].source][3:]:
         return "copy"

@@ -42,7 +42,8 @@ class WeightFile:
             stwrite.write(file, self.outputs, emitter, self.key)
         elif self.kind == "gguf":
             of = {o.name: o for o in self.outputs}
-            ggufwrite.write(file, self.fields, self._gguf(), lambda t: emitter.blocks(of[t.name], self.key(of[t.name])))
+            ggufwrite.write(file, self.fields, self._gguf(), lambda t: emitter.blocks(of[t.name], self.key(of[t.name])),
+                            lambda t: emitter.copy(of[t.name], file, self.key(of[t.name])))
         else:
             leaves = self._torch()
             made = {id(leaf): o for leaf, o in zip(leaves, self.outputs, strict=True)}

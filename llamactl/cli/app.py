@@ -35,6 +35,7 @@ COMMANDS = {
               "engines."),
     "convert": ("llamactl.cli.convert", "Move weights between layouts, streaming and atomic, and prove that what was "
                 "written is what was read."),
+    "diff": ("llamactl.cli.diff", "Compare two checkpoints in any layouts, tensor by tensor; exit 1 if they differ."),
     "presets": ("llamactl.cli.presets", "List the bundled models, or show one."),
     "schema": ("llamactl.cli.schema", "Print the JSON Schema of a command's --json output."),
     "doctor": ("llamactl.cli.doctor", "Look at this installation: what works, what is missing; no network, no token "

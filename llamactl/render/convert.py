@@ -9,8 +9,8 @@ from llamactl.analysis.conversion import ConvertReport, LogitsProof, Proof
 from llamactl.render.document import Block, Column, Document, Facts, Table
 from llamactl.render.units import count, size
 
-_HOW = {"copy": "copied as they are", "rows": "rows in another order or place", "values": "computed",
-        "given": "made from the config"}
+_HOW = {"copy": "copied as they are", "rows": "rows in another order or place", "widen": "widened to fp32",
+        "values": "computed", "given": "made from the config"}
 
 
 def view(reports: Sequence[ConvertReport], *, verbose: bool = False, sources: Sequence[str] = (), **_: Any) -> Document:

@@ -11,6 +11,8 @@ from typing import Any
 from llamactl.analysis.bench import BenchReport
 from llamactl.analysis.budget import CheckReport
 from llamactl.analysis.compare import Card, CompareReport, EvolveReport
+from llamactl.analysis.conversion import ConvertReport
+from llamactl.analysis.diff import DiffReport
 from llamactl.analysis.fit import FitReport
 from llamactl.analysis.flops import FlopsReport
 from llamactl.analysis.generation import GenerateReport
@@ -98,6 +100,14 @@ def _compare() -> dict[str, Any]:
     return body
 
 
+def _diff() -> dict[str, Any]:
+    body = of_dataclass(DiffReport)
+    for side in body["properties"]["models"]["prefixItems"]:
+        side["properties"]["source"] = SOURCE
+        side["required"].append("source")
+    return body
+
+
 def _evolve() -> dict[str, Any]:
     body = of_dataclass(EvolveReport)
     strings = dict.fromkeys(("id", "family", "model_type"), STRING)
@@ -155,6 +165,8 @@ SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "inspect": lambda: _models(_report(InspectReport)),
     "generate": lambda: _models(_report(GenerateReport)),
     "bench": lambda: _models(_report(BenchReport)),
+    "convert": lambda: of_dataclass(ConvertReport),
+    "diff": _diff,
     "presets": _presets,
     "doctor": _doctor,
     "version": _version,

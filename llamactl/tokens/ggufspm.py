@@ -162,7 +162,8 @@ def pieces(source: Tokenizer, data: bytes, files: TokenFiles, told: list[str]) -
     """A SentencePiece model itself, with the tokens that the folder's files add. Errors: tokenizer-format."""
     proto = read_model(data, source.path)
     if not proto.bpe:
-        raise cannot(source.path, "a SentencePiece model of type Unigram, for which GGUF has no kind that is read")
+        raise cannot(source.path, "a SentencePiece model whose type is not BPE (Unigram, words, characters); "
+                     "GGUF has no kind for it that is read")
     if proto.charsmap or proto.suffix or not proto.escape:
         raise cannot(source.path, "a SentencePiece model that changes the text before it cuts it, or has its spaces "
                      "behind the words, which GGUF cannot say")

@@ -348,6 +348,28 @@ class TestLengths:
         found = said(golden("mixtral"))
         assert (found["feed_forward_length"], found["expert_feed_forward_length"]) == (56, 56)
 
+    def test_experts_of_another_width_than_the_config_says(self) -> None:
+        """An edited Model: what it has goes into the file."""
+        model = arch.describe(golden("mixtral", intermediate_size=60), "m")
+        found = {key: value for key, _, value in gguf_fields(model, golden("mixtral"), name="n", file_type=0)}
+        assert found["llama.feed_forward_length"] == 60
+
+    @pytest.mark.parametrize("width", [None, 0, -1, True, "56", 56.0])
+    def test_a_dense_width_that_is_none(self, width: Any) -> None:
+        found = said(golden("qwen3_moe", mlp_only_layers=[], intermediate_size=width))
+        assert found["feed_forward_length"] == 20
+
+    def test_a_length_that_would_be_read_otherwise(self) -> None:
+        config = golden("llama", rope_scaling={"rope_type": "linear", "factor": 4.0})
+        model = arch.describe(config, "m")
+        assert (model.context.trained, model.context.usable) == (128, 512)
+        found = {key: value for key, _, value in gguf_fields(model, {}, name="n", file_type=0)}
+        assert found["llama.context_length"] == 128
+        odd = dataclasses.replace(model, context=dataclasses.replace(model.context, usable=1000))
+        with pytest.raises(InputRefused) as e:
+            gguf_fields(odd, {}, name="n", file_type=0)
+        assert "read as 512 positions long, not 1,000" in e.value.message
+
 
 class TestWindows:
     def test_one_for_all_layers(self) -> None:

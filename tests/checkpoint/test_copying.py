@@ -60,11 +60,12 @@ def fails(number: int) -> Callable[..., int]:
 
 
 def only(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave one of the three ways to copy."""
+    """Leave one of the ways to copy."""
     steps = {step.__name__: step for step in copying._STEPS}
     if way != "by hand" and way not in steps:
         pytest.skip(f"no {way} here")
     monkeypatch.setattr(copying, "_STEPS", () if way == "by hand" else (steps[way],))
+    monkeypatch.setattr(copying, "_MAP_FROM", 1)
     if way != "by hand":
         monkeypatch.setattr(copying, "_by_hand", _nothing_left)
 
@@ -73,7 +74,7 @@ def _nothing_left(source_fd: int, offset: int, end: int, *rest: object) -> None:
     assert offset == end, f"{end - offset} bytes were left"
 
 
-WAYS = ["_copy_file_range", "_sendfile", "by hand"]
+WAYS = ["_mapped", "_copy_file_range", "_sendfile", "by hand"]
 
 
 class TestCopyRange:
@@ -102,6 +103,51 @@ class TestCopyRange:
         assert len(seen) > 7
         assert max(seen) <= 100_000
 
+    @pytest.mark.parametrize("small", [True, False])
+    def test_a_map_is_for_what_is_worth_it(self, small: bool, source: BinaryIO, out: BinaryIO,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+        maps: list[int] = []
+        real = mmap.mmap
+
+        def mapping(fd: int, length: int, *, offset: int, access: int) -> mmap.mmap:
+            maps.append(length)
+            return real(fd, length, offset=offset, access=access)
+
+        monkeypatch.setattr(mmap, "mmap", mapping)
+        copy_range(source.fileno(), 4096, BLOCK - small, out.fileno())
+        assert written(out) == DATA[4096 : 4096 + BLOCK - small]
+        assert maps == ([] if small or sys.platform != "linux" else [BLOCK])
+
+    def test_a_map_without_its_pages_is_left(self, source: BinaryIO, out: BinaryIO,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+        """Advice that an older Linux does not know: the kernel's own way follows, nothing was written before."""
+        monkeypatch.setattr(copying, "_POPULATE_READ", 9999)
+        monkeypatch.setattr(os, "write", fails(errno.EIO))
+        if not hasattr(os, "copy_file_range"):
+            pytest.skip("no copy_file_range")
+        copy_range(source.fileno(), 1, len(DATA) - 1, out.fileno())
+        assert written(out) == DATA[1:]
+
+    def test_a_write_that_fails_after_others(self, source: BinaryIO, out: BinaryIO,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+        """What was written out of a map is counted; the rest is tried in the next way, once."""
+        write, calls = os.write, []
+
+        def failing(fd: int, data: memoryview) -> int:
+            calls.append(len(data))
+            if len(calls) in (3, 4):
+                raise OSError(errno.EIO, "no")
+            return write(fd, data[:1000])
+
+        monkeypatch.setattr(os, "write", failing)
+        seen: list[int] = []
+        copy_range(source.fileno(), 5, len(DATA) - 5, out.fileno(), seen.append)
+        assert written(out) == DATA[5:]
+        assert sum(seen) == len(DATA) - 5
+        if sys.platform == "linux":
+            assert seen[0] == 2000
+            assert len(calls) == 4
+
     def test_the_kernel_does_it(self, source: BinaryIO, out: BinaryIO, monkeypatch: pytest.MonkeyPatch) -> None:
         if not copying._STEPS:
             pytest.skip("this system has neither call")
@@ -111,11 +157,11 @@ class TestCopyRange:
 
     @pytest.mark.parametrize("number", [errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM,
                                         errno.EBADF, errno.ENOTSOCK, errno.EINTR, errno.EIO])
-    @pytest.mark.parametrize("both", [False, True])
+    @pytest.mark.parametrize("all_of_them", [False, True])
     def test_what_the_system_refuses_is_done_the_next_way(
-        self, number: int, both: bool, source: BinaryIO, out: BinaryIO, monkeypatch: pytest.MonkeyPatch
+        self, number: int, all_of_them: bool, source: BinaryIO, out: BinaryIO, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        steps = (fails(number), fails(number)) if both else (fails(number), *copying._STEPS[1:])
+        steps = (fails(number),) * 3 if all_of_them else (fails(number), *copying._STEPS[1:])
         monkeypatch.setattr(copying, "_STEPS", steps)
         copy_range(source.fileno(), 9, 2 * BLOCK, out.fileno())
         assert written(out) == DATA[9 : 9 + 2 * BLOCK]
@@ -139,7 +185,7 @@ class TestCopyRange:
         assert seen[:6] == [999] * 6
         assert sum(seen) == len(DATA) - 1
 
-    @pytest.mark.parametrize("way", ["_copy_file_range", "_sendfile", "by hand", "all"])
+    @pytest.mark.parametrize("way", [*WAYS, "all"])
     def test_a_source_that_ends_early(self, way: str, source: BinaryIO, out: BinaryIO,
                                       monkeypatch: pytest.MonkeyPatch) -> None:
         if way != "all":

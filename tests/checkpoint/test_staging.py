@@ -103,7 +103,7 @@ def test_what_is_still_open_is_written_too(tmp_path: Path) -> None:
     with stage(str(tmp_path / "o"), sources=[], need=0) as s:
         s.create("a.bin").write(b"abc")
         s.publish()
-    assert (tmp_path / "o" / "a.bin").read_bytes() == b"abc"
+        assert (tmp_path / "o" / "a.bin").read_bytes() == b"abc"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "../a", "a\0b"])
@@ -272,6 +272,25 @@ def test_no_odd_name_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for force in (False, True):
         with pytest.raises(OutputError, match="output|there|point|not a checkpoint"):
             write(Path(target), force=force)
+
+
+def test_the_current_folder_is_a_target_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(make(tmp_path / "in", OLD))
+    write(Path("."), force=True)
+    assert tree(tmp_path) == within("in", NEW)
+
+
+def test_a_link_is_one_with_a_slash_too(tmp_path: Path) -> None:
+    make(tmp_path / "real", OLD)
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(OutputError, match="symbolic link"), stage(f"{tmp_path}/link/", sources=[], need=0, force=True):
+        pass
+
+
+def test_a_mount_point_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "o", OLD)
+    monkeypatch.setattr("os.path.ismount", lambda path: path == str(tmp_path / "o"))
+    assert "mount point" in refused(tmp_path / "o", "output-exists", force=True).message
 
 
 def test_a_name_too_long_is_one_line(tmp_path: Path) -> None:

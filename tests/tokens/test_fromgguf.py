@@ -24,7 +24,7 @@ HARD = (
     "Hello, world!", "the quick   brown\n\n fox", "  \n\n\t x  ", " lead", "it's I'LL we'Ve don't o'clock",
     "12 345 67890", "naïve café Straße e\u0301", "日本語のテキスト。中文", "🤖🎉🏳️‍🌈",
     "\r\n\r\n a\r b", "def f(x):\n\treturn x  # c", "", " ", "a",
-    "\x00\x7f", "the" * 30, "x" + " " * 45 + "y", "----====____", "Ünïcödé ½ ² ٣",
+    "\x00\x7f", "the" * 30, "x" + " " * 45 + "y", "----====____", "it , is . so ! do n't 's", "Ünïcödé ½ ² ٣",
 )
 
 
@@ -185,6 +185,7 @@ def test_pieces_with_other_names_for_bos_and_eos(tmp_path: Path) -> None:
     theirs = same(path, folder, texts("<bos>", "    ", "  "))
     assert (theirs.bos_token, theirs.eos_token, theirs.pad_token) == ("<bos>", "<eos>", "<pad>")
     (tmp_path / "m" / "tokenizer.json").unlink()
+    (tmp_path / "m" / "tokenizer_config.json").unlink()
     file, ours = open_tokenizer(path), open_tokenizer(folder)
     assert ours.kind == "sentencepiece"
     for text in texts("<bos>", "     "):
@@ -195,13 +196,22 @@ def test_pieces_with_other_names_for_bos_and_eos(tmp_path: Path) -> None:
 
 def test_runs_of_spaces_with_one_score(tmp_path: Path) -> None:
     """As the Llama 2 and Mistral vocabularies have them: the leftmost is merged first, whatever comes of it."""
-    runs = ["▁" * n for n in (2, 4, 8, 3, 5, 6, 7)]
-    tokens = ["<unk>", "<s>", "</s>", *BYTES, *runs, "▁", "a", "▁a"]
-    types = [2, 3, 3] + [6] * 256 + [1] * 10
-    scores = [0.0] * 259 + [-1e9] * 7 + [-3.0, -4.0, -1.0]
-    path = write(tmp_path / "m.gguf", "llama", tokens, types, scores=scores)
-    given = [f"{'a' * (n % 2)}{' ' * n}{'a' * (n % 3)}{' ' * (n // 2)}a" for n in range(60)]
-    same(path, unpacked(path, tmp_path / "m"), given)
+    for m, lengths in enumerate(((2, 4, 8, 3, 5, 6, 7), (2, 3, 4), (4, 3, 2))):
+        runs = ["▁" * n for n in lengths]
+        tokens = ["<unk>", "<s>", "</s>", *BYTES, *runs, "▁", "a", "▁a"]
+        types = [2, 3, 3] + [6] * 256 + [1] * (len(runs) + 3)
+        scores = [0.0] * 259 + [-1e9] * len(runs) + [-3.0, -4.0, -1.0]
+        path = write(tmp_path / f"{m}.gguf", "llama", tokens, types, scores=scores)
+        given = [f"{'a' * (n % 2)}{' ' * n}{'a' * (n % 3)}{' ' * (n // 2)}a" for n in range(60)]
+        same(path, unpacked(path, tmp_path / str(m)), given)
+
+
+def test_pieces_without_bytes(tmp_path: Path) -> None:
+    """What no piece covers is unknown, once for all that follow each other."""
+    tokens = ["<unk>", "<s>", "</s>", "▁a", "▁", "a", "b", "ab"]
+    path = write(tmp_path / "m.gguf", "llama", tokens, [2, 3, 3, 1, 1, 1, 1, 1],
+                 scores=[0.0, 0.0, 0.0, -1.0, -3.0, -4.0, -5.0, -2.0])
+    same(path, unpacked(path, tmp_path / "m"), ["ab a", "a☃b", "a☃☃☃b☃ ☃☃", "☃</s>☃☃ab", *HARD])
 
 
 def test_characters_with_merges(tmp_path: Path) -> None:
@@ -221,6 +231,15 @@ def test_rows_of_no_token_are_left_out_and_come_back(small: ModuleType, tmp_path
     reader = gguf.GGUFReader(path)
     stored = {k: f.contents() for k, f in reader.fields.items() if k.startswith("tokenizer.")}
     assert {k: fields[k] for k in stored} == stored
+
+
+def test_a_token_that_is_only_named_so_stays(small: ModuleType, tmp_path: Path) -> None:
+    model = json.loads(small.byte_bpe().to_str())["model"]
+    tokens = [*sorted(model["vocab"], key=model["vocab"].__getitem__), "[PAD400]", "[PAD7]", "[PAD402]"]
+    for n, (types, size) in enumerate((([4, 5, 5], 402), ([5, 5, 4], 403), ([5, 5, 1], 403), ([4, 4, 5], 402), ([5, 4, 5], 402))):
+        path = write(tmp_path / f"{n}.gguf", "gpt2", tokens, [3] * 3 + [1] * 397 + types, pre="gpt-2",
+                     merges=[" ".join(m) for m in model["merges"]])
+        assert open_tokenizer(unpacked(path, tmp_path / str(n))).size == size
 
 
 @pytest.mark.parametrize("kind", ["bytes", "pieces", "spaces"])

@@ -15,7 +15,7 @@ from llamactl.errors import InputRefused, NotAvailable
 from llamactl.tokens import Tokenizer, end_tokens, open_tokenizer
 from llamactl.tokens.ggufspm import read_model
 from llamactl.tokens.splits import GPT2, LLAMA3, QWEN2, splits
-from llamactl.tokens.togguf import gguf_tokenizer
+from llamactl.tokens.togguf import first_difference, gguf_tokenizer
 
 gguf = pytest.importorskip("gguf")
 NAMES = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
@@ -256,6 +256,30 @@ def test_bos_and_eos_of_the_post_processor(small: ModuleType, tmp_path: Path) ->
             found(single, **NAMES)
 
 
+def test_bos_where_the_probe_has_no_token(small: ModuleType, tmp_path: Path) -> None:
+    """Before nothing and behind nothing is one place; the names say which was meant."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    source = Tokenizer(models.BPE({"b": 0, small.BOS: 1, small.EOS: 2}, []))
+    source.pre_tokenizer, source.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    for single, flags in ((f"{small.BOS} $A", (True, False)), (f"$A {small.EOS}", (False, True))):
+        source.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=[(small.BOS, 1), (small.EOS, 2)])
+        folder = small.folder(tmp_path / "m", source, tokenizer_config=NAMES)
+        found, _ = carried(folder, 3, tmp_path / "m.gguf")
+        assert (found["add_bos_token"], found["add_eos_token"]) == flags
+
+
+def test_a_difference_is_found_in_ids_and_in_text(small: ModuleType, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    one = open_tokenizer(small.folder(tmp_path, small.byte_bpe(), tokenizer_config=NAMES))
+    assert first_difference(one, one, [*HARD, small.BOS]) is None
+    assert first_difference(one, replace(one, skipped=frozenset()), ["a", small.BOS, "b"]) == small.BOS
+    other = open_tokenizer(small.folder(tmp_path, engine(small, *QWEN2)))
+    assert first_difference(one, other, ["the", "def f(x):\n    return x**2"]) == "def f(x):\n    return x**2"
+
+
 def test_ids_and_ends_of_the_other_files(small: ModuleType, tmp_path: Path) -> None:
     folder = small.folder(tmp_path / "m", small.byte_bpe(), config={"bos_token_id": 0, "eos_token_id": 1},
                           generation_config={"eos_token_id": [2, 300, 301], "pad_token_id": 7})
@@ -270,7 +294,7 @@ def test_ids_and_ends_of_the_other_files(small: ModuleType, tmp_path: Path) -> N
     assert "padding_token_id" not in found, "an id that the model has no row for is none"
     assert notes == ["3 tokens end a text, GGUF has words for 2: [300, 301, 302]"]
     small.folder(tmp_path / "m", tokenizer_config={"eos_token": "<|turn|>", "unk_token": "<|begin|>"},
-                 generation_config={"eos_token_id": 2})
+                 generation_config={"eos_token_id": 1})
     found, _ = carried(folder, 400, tmp_path / "m.gguf")
     assert (found["eos_token_id"], found["unknown_token_id"]) == (2, 0)
 
@@ -409,8 +433,10 @@ def test_pieces_are_read_as_sentencepiece_does(small: ModuleType) -> None:
             "model_type" not in options, True, False, True, False, False)
     assert read_model(spm(small, False, normalization_rule_name="nfkc"), "m").charsmap
     assert read_model(spm(small, False, treat_whitespace_as_suffix=True), "m").suffix
-    assert read_model(b"", "m") == read_model(b"\x12\x00\x1a\x00", "m")
-    for broken in (b"\x0a\x05abc", b"\x0b", b"\x0a\x03\x15\x00\x00", b"\x08" + b"\xff" * 12, b"\x0a",
+    empty = read_model(b"", "m")
+    assert empty == read_model(b"\x12\x00\x1a\x00", "m")
+    assert (empty.bpe, empty.prefix, empty.trim, empty.escape) == (False, True, True, True), "defaults"
+    for broken in (b"\x0a\x05abc", b"\x0b", b"\x0a\x03\x15\x00\x00", b"\x48" + b"\xff" * 12 + b"\x01", b"\x0a",
                    b"\x0a\x02\x0a\x01", b"\x0a\x03\x0a\x01\xff"):
         with pytest.raises(InputRefused, match="not a SentencePiece model"):
             read_model(broken, "m")
@@ -431,6 +457,12 @@ def test_added_tokens_and_user_defined_pieces(small: ModuleType, tmp_path: Path)
     source, ours = open_tokenizer(folder), open_tokenizer(path)
     same(source, ours, texts("<pad>", "<new one>", "<u>", "dog fox", "   "))
     assert source.encode("the dog fox", special=False)[-1] == 4
+    (tmp_path / "tokenizer.model").write_bytes(spm(small, True, user_defined_symbols=["<u>"]))
+    _, path = carried(folder, 402, tmp_path / "m.gguf", notes)
+    assert ["the text behind each special token too" in n for n in notes] == [True]
+    source, ours = open_tokenizer(folder), open_tokenizer(path)
+    same(source, ours, texts())
+    assert source.encode("the<u>dog") != ours.encode("the<u>dog"), "what the note says"
 
 
 def test_what_a_sentencepiece_model_has_that_gguf_has_not(small: ModuleType, tmp_path: Path) -> None:
@@ -441,7 +473,9 @@ def test_what_a_sentencepiece_model_has_that_gguf_has_not(small: ModuleType, tmp
         assert caught.value.code == "tokenizer-format"
         return caught.value.message
 
-    assert "Unigram" in refused(spm(small, model_type="unigram", vocab_size=330))
+    for kind in ("unigram", "char"):
+        more = {"vocab_size": 330} if kind == "unigram" else {"hard_vocab_limit": False}
+        assert "is not BPE" in refused(spm(small, model_type=kind, **more))
     assert "changes the text" in refused(spm(small, normalization_rule_name="nfkc"))
     assert "changes the text" in refused(spm(small, treat_whitespace_as_suffix=True))
     (tmp_path / "tokenizer.model").write_bytes(spm(small, remove_extra_whitespaces=True))
@@ -529,5 +563,9 @@ def test_characters_cut_in_other_ways_are_refused(small: ModuleType, tmp_path: P
     state = json.loads(fast(spm(small), "prepend").to_str())
     state["model"]["byte_fallback"] = False
     assert "byte_fallback true" in refused("bytes", Tokenizer.from_str(json.dumps(state)))
-    state["model"] |= {"byte_fallback": True, "ignore_merges": True}
+    state["model"]["byte_fallback"] = True
+    hole = json.loads(json.dumps(state))
+    hole["model"]["vocab"]["<hole>"] = hole["model"]["vocab"].pop("<0x41>")
+    assert "all 256 bytes must be tokens" in refused("hole", Tokenizer.from_str(json.dumps(hole)))
+    state["model"]["ignore_merges"] = True
     assert "ignore_merges false" in refused("whole", Tokenizer.from_str(json.dumps(state)))
