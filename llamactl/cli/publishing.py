@@ -14,8 +14,8 @@ from llamactl.cli.options import Output
 from llamactl.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from llamactl.cli.converting import Conversion
     from llamactl.cli.located import Located
+    from llamactl.cli.planning import Conversion
 
 MANIFEST = "llamactl-manifest.json"
 Notes = tuple[tuple[str, str], ...]
@@ -51,6 +51,7 @@ def needed(made: Conversion) -> dict[str, int]:
 def publish(made: Conversion, target: str, out: Output, *, force: bool, digest: bool, proof: bool,
             text: list[int] | None = None) -> tuple[dict[str, str], Proof | None, Notes]:
     """Write everything to `target`, which appears whole or not at all: ({file/tensor: digest}, proof, warnings)."""
+    from llamactl.checkpoint.disk import open_regular
     from llamactl.checkpoint.emit import Emitter
     from llamactl.checkpoint.staging import stage
 
@@ -67,7 +68,8 @@ def publish(made: Conversion, target: str, out: Output, *, force: bool, digest: 
                     file.write(data)
             for name, path in () if single else made.target.beside.items():
                 if name not in made.texts:
-                    with open(path, "rb") as source, staging.create(name) as file:
+                    source, _ = open_regular(path, inside=made.at.folder)
+                    with source, staging.create(name) as file:
                         shutil.copyfileobj(source, file, 1 << 20)
             found = None
             if proof:

@@ -98,7 +98,8 @@ def _matched(at: Located, files: Files) -> tuple[Model, Account, dict[str, Half]
 
 
 def _accounted(at: Located, model: Model, files: Files) -> tuple[Account, dict[str, Half], frozenset[str]]:
-    """As account.account says, but that a model with holes is accounted for too, if it has anything of its config's."""
+    """As account.account says; but a model with holes is accounted for too, if half of what its config says is there.
+    """
     from llamactl.checkpoint.account import account
     from llamactl.spec.naming import stored_tensors
     from llamactl.spec.prefixes import best
@@ -116,7 +117,7 @@ def _accounted(at: Located, model: Model, files: Files) -> tuple[Account, dict[s
             raise
         want = {s.name: s for s in stored_tensors(model, rules)}
         own = {name: n for n, name in best(list(files.tensors), want)[1].items()}
-        if not own.keys() & want.keys():
+        if 2 * len(own.keys() & want.keys()) < len(want):
             raise
     held = {name: files.tensors[n] for name, n in own.items()}
     wrong = {name for name in want if name in held and held[name].shape != want[name].shape}
@@ -134,22 +135,26 @@ def _accounted(at: Located, model: Model, files: Files) -> tuple[Account, dict[s
 
 def paired(a: Side, b: Side) -> tuple[list[Pair], Notes]:
     """Every name of either side, in the order of the model."""
-    pairs, notes = [], []
+    from llamactl.checkpoint.account import listed
+
+    pairs: list[Pair] = []
+    notes: list[tuple[str, str]] = []
+    alone: dict[tuple[str, str], list[str]] = {}
     for name in dict.fromkeys((*a.halves, *b.halves)):
         one, note = _found(a, name)
         other, more = _found(b, name)
         pairs.append(Pair(name, one, other, note or more))
     if none := sorted(a.lacks & b.lacks):
-        notes.append(("weights-missing", f"{len(none):,} tensors of the model are in neither's files: "
-                      f"{', '.join(none[:20])}"))
+        notes.append(("weights-missing", f"{len(none):,} tensors of the model are in neither's files: {listed(none)}"))
     for name in dict.fromkeys((*a.beside, *b.beside)):
         one, other = a.beside.get(name), b.beside.get(name)
         why = a.left_out.get(name) or b.left_out.get(name)
         if why and a.at.layout != b.at.layout and (one is None or other is None):
-            side = a if one else b
-            notes.append(("diff-left-out", f"{name} is in {side.label} alone, not compared: {why}"))
+            alone.setdefault((a.label if one else b.label, why), []).append(name)
             continue
         pairs.append(Pair(name, one, other, "no part of the described model" + (f": {why}" if why else "")))
+    notes += [("diff-left-out", f"{len(names):,} tensors are in {label} alone and have no place in the other layout "
+               f"({why}): {listed(names, 5)}") for (label, why), names in alone.items()]
     return pairs, tuple(notes)
 
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llamactl import arch
 from llamactl.cli.located import Located
+from llamactl.cli.targetfiles import by_layers, head, ranks
 from llamactl.errors import InputRefused, UsageError
 from llamactl.spec.model import Model
 
 if TYPE_CHECKING:
-    from llamactl.checkpoint.plan import Output, Planner
+    from llamactl.checkpoint.plan import Planner
     from llamactl.checkpoint.weightfiles import WeightFile
 
 Notes = tuple[tuple[str, str], ...]
 NO_TOKENIZER = ("tokenizer.ggml.model", "STRING", "none")
 LAYOUTS = ("hf", "meta", "nanogpt", "lesson", "gguf")
+GPT2_END = 50256
 WORDS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
@@ -79,15 +81,18 @@ def _hf(at: Located, model: Model, wanted: Wanted, dtype: str, tokenizer: bool) 
     def files(planner: Planner) -> list[WeightFile]:
         from llamactl.checkpoint.weightfiles import WeightFile
 
-        outputs = _by_layers(planner)
+        outputs = by_layers(planner)
         if wanted.layout == "lesson" and model.tied:  # a module whose head is tied asks for it by name all the same
-            head, table = _head(planner)
-            outputs.append(replace(next(o for o in outputs if o.name == table), name=head))
+            of_head, table = head(planner)
+            outputs.append(replace(next(o for o in outputs if o.name == table), name=of_head))
         parts = shards(outputs, wanted.shard_bytes)
         return [WeightFile(name=n, kind="safetensors", outputs=tuple(p))
                 for n, p in zip(names(len(parts)), parts, strict=True)]
 
     made, beside, notes = _along(at, tokenizer)
+    if at.layout == "meta" and model.context.usable is None:
+        notes += (("context-unknown", "params.json says no context length, so config.json has none, and transformers "
+                   "takes 2,048: --context N writes it"),)
     return Target(model=model, layout=wanted.layout, files=files, texts={"config.json": _json(config), **made},
                   beside=beside, notes=notes)
 
@@ -97,15 +102,32 @@ def hf_words(at: Located, model: Model, wanted: Wanted, dtype: str) -> dict[str,
     from llamactl.arch._out import changed_config, hf_config
 
     if at.layout in ("hf", "lesson"):
-        changed = wanted.dtype is not None and WORDS.get(wanted.dtype)
-        tied = model.tied if model.tied != at.model.tied else None
-        return changed_config(at.config, at.model, n_kv_heads=wanted.kv_heads, vocab=wanted.vocab, tied=tied,
-                              dtype=changed or None)
-    config = hf_config(at.config, _unchanged(at), dtype=WORDS[dtype])
+        said = arch.describe(at.config, at.source.path or "config.json")  # its head may turn out to be untied
+        return changed_config(at.config, said, n_kv_heads=wanted.kv_heads, vocab=wanted.vocab,
+                              tied=model.tied if model.tied != said.tied else None,
+                              dtype=WORDS.get(wanted.dtype or ""))
+    extra = _special_ids(at) if at.layout == "meta" else {}
+    if at.layout == "nanogpt" and model.embed.vocab <= GPT2_END:  # transformers' own default would lie outside
+        extra = {word: at.config.get(word) for word in ("bos_token_id", "eos_token_id")}
+    config = hf_config(at.config, _unchanged(at), dtype=WORDS[dtype], extra=extra)
     if at.model == model or model == _unchanged(at):
         return config
     return changed_config(config, arch.describe(config, "config.json"), n_kv_heads=wanted.kv_heads, vocab=wanted.vocab,
                           tied=model.tied if model.tied != at.model.tied else None)
+
+
+def _special_ids(at: Located) -> dict[str, Any]:
+    """bos_token_id and eos_token_id, which params.json leaves to the tokenizer beside it."""
+    from llamactl.errors import LlamactlError
+    from llamactl.tokens import end_tokens, open_tokenizer
+
+    try:
+        tokenizer = open_tokenizer(at.folder, vocab=at.model.embed.vocab)
+        first, ends = tokenizer.encode(""), sorted(end_tokens(at.folder, tokenizer))
+    except LlamactlError:  # no tokenizer, or none that is read: then transformers' defaults hold
+        return {}
+    ids: dict[str, Any] = {"bos_token_id": first[0]} if first else {}
+    return ids | ({"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {})
 
 
 def _unchanged(at: Located) -> Model:
@@ -132,42 +154,6 @@ def _meta(at: Located, model: Model, wanted: Wanted, dtype: str, tokenizer: bool
                   notes=(*notes, *more))
 
 
-def ranks(planner: Planner, count: int) -> list[list[Output]]:
-    """The outputs of each of Meta's tensor-parallel files: slices along the axis that its code gathers by."""
-    from llamactl.arch._metaranks import rank_axes
-    from llamactl.checkpoint.plan import Slice
-    from llamactl.spec.naming import stored_tensors
-
-    model = planner.target.model
-    axes = rank_axes(model, planner.target.rules)
-    out: list[list[Output]] = []
-    for n in range(count):
-        here: list[Output] = []
-        for s in stored_tensors(model, planner.target.rules):
-            axis = axes.get(s.rule.stored) if count > 1 else None
-            if axis is None:
-                here.append(planner.output(s))
-                continue
-            if s.shape[axis] % count or (s.rule.groups == "kv_heads" and s.rule.ops and _kv(model) % count):
-                raise UsageError("ranks", f"{s.name} {list(s.shape)} cannot be shared out among {count} ranks evenly")
-            size = s.shape[axis] // count
-            rows, cols = s.shape[0], s.shape[1] if len(s.shape) > 1 else 1
-            if axis == 0:
-                part = Slice(n * size, 0, size, cols, (size, *s.shape[1:]))
-            else:
-                part = Slice(0, n * size, rows, size, (rows, size))
-            here.append(planner.output(s, part))
-        out.append(here)
-    return out
-
-
-def _kv(model: Model) -> int:
-    from llamactl.spec.parts import Attention
-
-    attn = model.layers[0].attn
-    return attn.n_kv_heads if isinstance(attn, Attention) else 1
-
-
 def _nanogpt(at: Located, model: Model, wanted: Wanted, dtype: str, tokenizer: bool) -> Target:
     from llamactl.arch._outmeta import nanogpt_args
 
@@ -177,8 +163,8 @@ def _nanogpt(at: Located, model: Model, wanted: Wanted, dtype: str, tokenizer: b
         from llamactl.checkpoint.weightfiles import WeightFile
 
         beside = {"model_args": made.model_args, "iter_num": 0, "config": {}, "hf_config": made.hf_config}
-        return [WeightFile(name="ckpt.pt", kind="torch", outputs=tuple(_by_layers(planner)), under="model",
-                           beside=beside, again=dict([_head(planner)]))]
+        return [WeightFile(name="ckpt.pt", kind="torch", outputs=tuple(by_layers(planner)), under="model",
+                           beside=beside, again=dict([head(planner)]))]
 
     texts, beside, notes = _along(at, tokenizer)
     return Target(model=model, layout="nanogpt", files=files, texts=texts, beside=beside,
@@ -207,7 +193,7 @@ def _gguf(at: Located, model: Model, wanted: Wanted, dtype: str, tokenizer: bool
         from llamactl.checkpoint.plan import given
         from llamactl.checkpoint.weightfiles import WeightFile
 
-        outputs = _by_layers(planner)
+        outputs = by_layers(planner)
         if (factors := rope_factors(model)) is not None:
             data = struct.pack(f"<{len(factors)}f", *factors)
             outputs.append(given(TENSOR, "F32", (len(factors),), data, "frequency factors of the stretched RoPE"))
@@ -260,31 +246,9 @@ def _untold(e: InputRefused) -> tuple[str, str]:
     return ("tokenizer-refused", f"the tokenizer is left out, for the other layout cannot say it: {e.message}")
 
 
-def _by_layers(planner: Planner) -> list[Output]:
-    """Embeddings, the layers, what comes after them."""
-    from llamactl.spec.naming import stored_tensors
-
-    stored = list(stored_tensors(planner.target.model, planner.target.rules))
-    first = [s for s in stored if s.of[0].i < 0 and "embed" in s.of[0].template]
-    layers = [s for s in stored if s.of[0].template.startswith("layers.")]
-    done = {s.name for s in (*first, *layers)}
-    return [planner.output(s) for s in (*first, *layers, *(s for s in stored if s.name not in done))]
-
-
-def _head(planner: Planner) -> tuple[str, str]:
-    """(the layout's name of the head, that of the token embedding)."""
-    at = {template: r.stored for r in planner.target.rules for template in r.of}
-    return at["head.weight"], at["embed.weight"]
-
-
 def _json(data: Mapping[str, Any]) -> bytes:
     return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 _MAKE: dict[str, Callable[[Located, Model, Wanted, str, bool], Target]] = {
     "hf": _hf, "lesson": _hf, "meta": _meta, "nanogpt": _nanogpt, "gguf": _gguf}
-
-
-def outputs_of(files: Sequence[WeightFile]) -> list[Output]:
-    """Every output of every file."""
-    return [o for f in files for o in f.outputs]

@@ -52,20 +52,21 @@ class Values:
             return
         info = torch.finfo(target)
         for x in self._floats(o):
-            least, largest = _extent(x)
-            if least <= info.smallest_normal * info.eps / 2:
-                self._count(self.flushed, o, (x != 0) & (x.to(target) == 0))
+            code, least, largest = _extent(x)
+            if least <= (zero := info.smallest_normal * info.eps / 2):  # half of the smallest: the tie goes to zero
+                small = torch.tensor(zero, dtype=x.dtype).view(code.dtype)
+                self._count(self.flushed, o, torch.count_nonzero(code <= small) - torch.count_nonzero(code == 0))
             if largest > info.max:
                 over = x.isfinite() & x.to(target).isinf()
                 if over.any() and not self.clamp:
                     raise InputRefused("convert-overflow", f"{o.name}: {float(x[over].double().abs().max()):,g} is "
                                        f"beyond what {o.dtype} holds ({info.max:,g})",
                                        help="choose bf16 or fp32, or --allow-overflow to clamp")
-                self._count(self.clamped, o, over)
+                self._count(self.clamped, o, over.sum())
 
     @staticmethod
-    def _count(counts: dict[str, int], o: Output, which: Tensor) -> None:
-        if n := int(which.sum()):
+    def _count(counts: dict[str, int], o: Output, count: Tensor) -> None:
+        if n := int(count):
             counts[o.name] = counts.get(o.name, 0) + n
 
     def tensor(self, o: Output) -> Tensor:
@@ -83,9 +84,10 @@ class Values:
         target = DTYPES[o.dtype]
         if o.name in self.clamped:
             limit = torch.finfo(target).max
+            x = x if x.dtype is torch.float64 else x.float()  # in bf16 the limit itself would be rounded up
             x = torch.where(x.isfinite(), x.clamp(-limit, limit), x)
         if x.dtype is torch.bfloat16 and target is torch.float16:
-            x = x.float()  # in two steps, twice as fast as in one
+            x = x.float()  # in two steps, more than twice as fast as in one
         return x.to(target).contiguous()
 
     def _floats(self, o: Output) -> Iterator[Tensor]:
@@ -174,13 +176,12 @@ def _fits(source: str, target: str) -> bool:
     return source == target or target == "F64" or source == "F16" or (source == "BF16" and target == "F32")
 
 
-def _extent(x: Tensor) -> tuple[float, float]:
-    """(the least |x| but zero, the largest |x|), by the bits; inf for the largest where it has one, or a NaN."""
-    if not x.numel():
-        return float("inf"), 0.0
+def _extent(x: Tensor) -> tuple[Tensor, float, float]:
+    """(the bits of |x|, the least |x|, the largest): by the bits, whose order is that of the values; inf for NaN."""
     kind, mask, top = _BITS[x.dtype]
     code = x.contiguous().view(kind) & mask
-    largest = code.max()
-    least = ((code - 1) & mask).min() + 1  # a zero becomes the largest of all
-    return (float("inf") if int(least) <= 0 or int(least) >= top else float(least.to(kind).view(x.dtype)),
-            float("inf") if int(largest) >= top else float(largest.view(x.dtype)))
+    if not x.numel():
+        return code, float("inf"), 0.0
+    ends = torch.aminmax(code)
+    least, largest = (float("inf") if int(c) >= top else float(c.view(x.dtype)) for c in (ends.min, ends.max))
+    return code, least, largest

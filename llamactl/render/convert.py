@@ -44,12 +44,11 @@ def proven(p: Proof | None) -> list[tuple[str, str]]:
     """How the output was checked, in words."""
     if p is None:
         return [("proof", "none: --no-proof")]
-    words = [f"{count(p.exact)} tensors read back, each the source's bit for bit"]
-    if p.rounded:
-        words.append(f"{count(p.rounded)} up to the rounding of their type")
-    if p.changed:
-        words.append(f"{count(p.changed)} changed as asked")
-    return [("proof", "; ".join(words)), ("logits", _logits(p.logits) if p.logits else f"not compared: "
+    each = ((p.exact, "the source's bit for bit"), (p.cast, "the source's, rounded to the new type"),
+            (p.rounded, "the source's up to the rounding of the 1 that this layout adds"),
+            (p.changed, "changed as asked"))
+    words = [f"{count(n)} tensors {what}" for n, what in each if n]
+    return [("read back", "; ".join(words)), ("logits", _logits(p.logits) if p.logits else f"not compared: "
             f"{p.logits_not_run}")]
 
 

@@ -16,6 +16,7 @@ from llamactl.errors import InputRefused, NotAvailable
 MAX_DEPTH = 64
 MAX_JSON_BYTES = 64 * 1000 * 1000  # config and index files
 MAX_COMMAS = 4_000_000  # a value costs tens of bytes once parsed: 100 MB of "1,1,1" would take seconds and gigabytes
+MAX_DIGITS = 300  # of an integer that is taken as a float
 
 
 def read_bytes(path: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
@@ -58,8 +59,9 @@ def read_json(path: str, *, finite: bool = True) -> Any:
 def parse_json(data: bytes, path: str, *, finite: bool = True) -> Any:
     """Parse untrusted JSON bytes; `path` names the file in errors. Raises InputRefused, never anything else.
 
-    finite=False lets NaN and Infinity through as floats, for a reader that checks every value it uses: published
-    configs hold them under keys that nobody counts with (Mamba's time_step_limit).
+    finite=False lets NaN and Infinity through as floats, and integers of more than 20 digits, for a reader that checks
+    every value it uses: published files hold them under keys that nobody counts with (Mamba's time_step_limit,
+    model_max_length in tokenizer_config.json).
     """
     import json  # here, because a bundled preset needs none
 
@@ -90,6 +92,8 @@ def parse_json(data: bytes, path: str, *, finite: bool = True) -> Any:
         raise InputRefused("config-type", "holds a number that is not finite, which JSON does not have", path=path)
 
     def integer(digits: str) -> int | float:
+        if not finite and 20 < len(digits) <= MAX_DIGITS:
+            return float(digits)  # transformers' model_max_length of 10**30: "no limit"
         if len(digits) > 20:
             raise InputRefused("config-range", f"an integer of {len(digits)} digits", path=path)
         return int(digits) if digits != "-0" else -0.0  # a float, as serde and JavaScript read it

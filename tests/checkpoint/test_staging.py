@@ -337,6 +337,19 @@ def test_a_run_that_does_not_publish_leaves_nothing(tmp_path: Path, error: BaseE
     assert tree(tmp_path) == (within("o", OLD) if force else {})
 
 
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    files = []
+
+    def stopped() -> None:
+        with stage(str(tmp_path / "o"), sources=[], need=0) as s:
+            files.append(s.create("a.bin"))
+            raise ValueError
+
+    with pytest.raises(ValueError, match="^$"):
+        stopped()
+    assert files[0].closed
+
+
 @pytest.mark.parametrize(("number", "code", "word"), [
     (errno.ENOSPC, "no-space", "150,014 of 200,000 bytes"), (errno.EDQUOT, "no-space", "quota"),
     (errno.EFBIG, "file-too-large", "150,000 bytes"), (errno.EROFS, "output-read-only", "read-only"),

@@ -6,12 +6,14 @@ import json
 import math
 import os
 import random
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+LETTERS = {"F64": "d", "F32": "f", "F16": "e"}  # struct's
 WORDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 112, "hidden_size": 64,
@@ -47,7 +49,7 @@ def pack(dtype: str, values: Sequence[float]) -> bytes:
     if dtype == "BF16":
         raw = struct.pack(f"<{len(values)}f", *values)
         return b"".join(raw[n + 2 : n + 4] for n in range(0, len(raw), 4))
-    return struct.pack(f"<{len(values)}{ {'F64': 'd', 'F32': 'f', 'F16': 'e'}[dtype] }", *values)
+    return struct.pack(f"<{len(values)}{LETTERS[dtype]}", *values)
 
 
 def unpack(dtype: str, data: bytes) -> list[float]:
@@ -55,13 +57,13 @@ def unpack(dtype: str, data: bytes) -> list[float]:
     count = len(data) // SIZES[dtype]
     if dtype == "BF16":
         data, dtype = b"".join(b"\0\0" + data[n : n + 2] for n in range(0, len(data), 2)), "F32"
-    return list(struct.unpack(f"<{count}{ {'F64': 'd', 'F32': 'f', 'F16': 'e'}[dtype] }", data))
+    return list(struct.unpack(f"<{count}{LETTERS[dtype]}", data))
 
 
 def noise(dtype: str, shape: Sequence[int], seed: object) -> Tensor:
     """Weights of a usual size; around one for a norm's vector. The same seed gives the same bytes."""
     draw = random.Random(str(seed))
-    around = 1.0 if len(shape) == 1 and "norm" in str(seed) + "ln_" else 0.0
+    around = 1.0 if len(shape) == 1 and re.search(r"(norm|ln_\w)\.weight|^norm$", str(seed)) else 0.0
     values = [around + draw.gauss(0, 0.05) for _ in range(math.prod(shape))]
     return Tensor(dtype, tuple(shape), pack(dtype, values))
 
@@ -69,11 +71,12 @@ def noise(dtype: str, shape: Sequence[int], seed: object) -> Tensor:
 def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a Llama checkpoint; without the head where it is tied."""
     h, f, v = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    kv = h // config["num_attention_heads"] * config["num_key_value_heads"]
+    dim = config.get("head_dim") or h // config["num_attention_heads"]
+    q, kv = dim * config["num_attention_heads"], dim * config["num_key_value_heads"]
     out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (v, h)}
     for i in range(config["num_hidden_layers"]):
-        block = {"self_attn.q_proj": (h, h), "self_attn.k_proj": (kv, h), "self_attn.v_proj": (kv, h),
-                 "self_attn.o_proj": (h, h), "mlp.gate_proj": (f, h), "mlp.up_proj": (f, h), "mlp.down_proj": (h, f),
+        block = {"self_attn.q_proj": (q, h), "self_attn.k_proj": (kv, h), "self_attn.v_proj": (kv, h),
+                 "self_attn.o_proj": (h, q), "mlp.gate_proj": (f, h), "mlp.up_proj": (f, h), "mlp.down_proj": (h, f),
                  "input_layernorm": (h,), "post_attention_layernorm": (h,)}
         out |= {f"model.layers.{i}.{name}.weight": shape for name, shape in block.items()}
     out["model.norm.weight"] = (h,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -197,3 +198,76 @@ def test_a_refusal_takes_little_memory(folder: Any, tiny: Any, tmp_path: Path, e
         return int(done.stdout.splitlines()[-1])
 
     assert megabytes("params", str(path), "--weights") - megabytes("--version") < 200
+
+
+# ---- what is converted
+
+
+PARTS = {"weights-missing", "weights-shape", "weights-unexpected", "gguf-missing"}  # sound files, but no whole model
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "index", "pickle", "gguf"])
+def test_a_conversion_refuses_the_corpus_before_anything_is_written(
+        cli: Any, corpus: Path, manifest: list[dict[str, Any]], tmp_path: Path, kind: str, within: Any,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reject: exit 3 and the path, at once. Sound: a checkpoint, or the word for what is missing to make it one."""
+    from llamactl.checkpoint import staging
+
+    begun: list[str] = []
+    hold = staging.Claim.hold
+    monkeypatch.setattr(staging.Claim, "hold", lambda self: (begun.append(self.folder), hold(self)))
+    if kind == "pickle":
+        pytest.importorskip("torch")
+        import llamactl.net.weights  # noqa: F401  its import is no work on a file
+    rows = [m for m in manifest if m["kind"] == kind]
+    assert Counter(m["expect"] for m in rows)["reject"] > 10
+    wrong = []
+    for m in rows:
+        begun.clear()
+        with within(60):
+            got = cli("convert", corpus / m["id"], tmp_path / "out", "--no-proof", "--json")
+        error = got.json().get("error", {"code": "", "path": "", "message": ""})
+        if m["expect"] == "reject":
+            good = got.code == 3 and error["code"] not in PARTS - ({"weights-missing"} if kind == "pickle" else set())
+            good = good and m["id"] in (error["path"] or "") + error["message"] and got.err.count("\n") <= 2
+        else:
+            good = got.code == 0 or (got.code == 3 and error["code"] in PARTS)
+        if not good:
+            wrong.append(f"{m['id']}: exit {got.code} {error['code']}")
+        if got.code and (begun or os.listdir(tmp_path)):
+            wrong.append(f"{m['id']}: something was written")
+        if not got.code:
+            assert (tmp_path / "out" / "model.safetensors").exists()
+            shutil.rmtree(tmp_path / "out")
+    assert wrong == []
+
+
+def test_a_conversion_refuses_in_little_memory_and_time(folder: Any, tmp_path: Path, environment: Any) -> None:
+    """A header that claims 100 MB, in a sparse file of 2 GB; without torch."""
+    path = folder()
+    with (path / "model.safetensors").open("wb") as f:
+        f.write((100_000_001).to_bytes(8, "little"))
+        f.truncate(2_000_000_000)
+    code = ("import re, runpy, sys, time; sys.argv = ['llamactl', *sys.argv[1:]]\n"
+            "try: runpy.run_module('llamactl', run_name='__main__')\n"
+            "finally: print(int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) >> 10, "
+            "time.process_time(), 'torch' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code, "convert", str(path), "out"], env=environment(tmp_path),
+                          cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr.startswith("error[st-header-too-large]: ")
+    megabytes, seconds, torch = done.stdout.split()
+    assert int(megabytes) < 200
+    assert float(seconds) < 1
+    assert torch == "False"
+
+
+@pytest.mark.slow
+def test_a_conversion_of_the_corpus_from_outside_the_process(shared: Path, corpus: Path, tmp_path: Path,
+                                                             environment: Any) -> None:
+    command = f"{sys.executable} -m llamactl convert {{dir}} out --no-proof"
+    done = subprocess.run(
+        [sys.executable, shared / "badinputs" / "run_corpus.py", "--cmd", command, "--dir", corpus, "--kinds",
+         "safetensors,index,pickle,gguf", "--ok", "0,3", "--warn", "0,3", "--sec", "20", "--mb", "900"],
+        env=environment(tmp_path), capture_output=True, text=True, check=False, timeout=900)
+    assert [line for line in done.stdout.splitlines() if line.startswith("FAIL")] == []
+    assert "kept every promise" in done.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import resource
+import re
 import signal
 import struct
 import subprocess
@@ -23,7 +23,9 @@ from torch import Tensor
 
 from llamactl import arch
 from llamactl.checkpoint.gguf import read_header
-from llamactl.checkpoint.identical import same_bytes
+from llamactl.checkpoint.identical import same_bytes, stored_form
+from llamactl.checkpoint.moves import Rect
+from llamactl.checkpoint.plan import Output, Piece
 from llamactl.net.differing import Difference
 from llamactl.spec.naming import stored_tensors
 
@@ -176,9 +178,9 @@ def flip(path: Path, name: str, element: int = 5) -> None:
         header = read_header(str(path))
         at = header.data_offset + next(t.offset for t in header.tensors if t.name == name)
     elif (file := path / "model.safetensors").exists():
-        data = file.read_bytes()
-        n = struct.unpack("<Q", data[:8])[0]
-        at, path = 8 + n + json.loads(data[8 : 8 + n])[name]["data_offsets"][0], file
+        whole = file.read_bytes()
+        n = struct.unpack("<Q", whole[:8])[0]
+        at, path = 8 + n + json.loads(whole[8 : 8 + n])[name]["data_offsets"][0], file
     else:
         file = next(f for f in (path / "ckpt.pt", path / "consolidated.01.pth", path / "consolidated.00.pth")
                     if f.exists())
@@ -198,6 +200,8 @@ def flip(path: Path, name: str, element: int = 5) -> None:
     ("llama", "meta2", "layers.1.feed_forward.w2.weight", "layers.1.mlp.down.weight"),
     ("llama", "gguf", "blk.0.ffn_gate.weight", "layers.0.mlp.gate.weight"),
     ("gpt2", "hf", "transformer.h.1.attn.c_attn.weight", "layers.1.attn.q.weight"),
+    ("gpt2", "hf", "transformer.h.1.attn.c_attn.weight", "layers.1.attn.k.weight"),
+    ("gpt2", "hf", "transformer.h.1.attn.c_attn.weight", "layers.1.attn.v.weight"),
     ("gpt2", "lesson", "blocks.0.mlp.w1.bias", "layers.0.mlp.up.bias"),
     ("gpt2", "nanogpt", "transformer.h.0.attn.c_attn.bias", "layers.0.attn.q.bias"),
     ("gpt2", "gguf", "position_embd.weight", "pos_embed.weight"),
@@ -206,8 +210,8 @@ def test_one_bit_is_found_and_named(made: Any, diff: Any, convert: Any, tmp_path
                                     stored: str, name: str) -> None:
     options = LAYOUTS[family].get(layout, ("--to", "hf"))
     spoilt = convert(made[family, "hf"], tmp_path / "copy", *options)
-    flip(spoilt, stored)
-    other = "lesson" if layout == "hf" else "hf"
+    flip(spoilt, stored, 64 * "qkv".find(name.split(".")[-2]) + 5 if "c_attn" in stored else 5)  # q, k, v side by side
+    other = "lesson" if layout in ("hf", "nanogpt") else "hf"
     code, result = diff(made[family, other], spoilt)
     (found,) = result["found"].values()
     assert (code, result["differing"], found["name"], found["status"]) == (1, 1, name, "different")
@@ -246,6 +250,7 @@ def test_another_dtype_is_told_and_is_no_difference_unless_strict(made: Any, dif
         assert "embed.weight" in cli("diff", a, b, "--all").out
         code, strict = diff(a, b, "--strict")
         assert (code, strict["same"], strict["differing"]) == (1, False, 21)
+        assert "embed.weight" in cli("diff", a, b, "--strict").out
         assert cli("diff", a, b, "--strict").err == "error[diff]: 21 of 21 tensors differ\n"
 
 
@@ -259,7 +264,7 @@ INF, NAN = float("inf"), float("nan")
 @pytest.mark.parametrize(("a", "b", "status", "numbers"), [
     value(torch.tensor([1.0, 2.0, -3.25, 0.5]), "different", {"max_abs": 0.25, "relative": 0.25 / 3, "differing": 1}),
     value(torch.tensor([1.0, 2.0, -3.0, 0.5]).double(), "dtype", {"max_abs": 0.0, "differing": 0}),
-    value(torch.tensor([1.0, 2.0, -3.0, 0.5 + 1e-12]).double(), "dtype", {"differing": 1}),
+    value(torch.tensor([1.0, 2.0, -3.0, 0.5 + 1e-12], dtype=torch.float64), "dtype", {"differing": 1}),
     value(torch.tensor([1.0, 2.0, -3.0, 0.5 + 1e-3]).double(), "different", {"differing": 1}),
     value(torch.tensor([1.0, 2.0, -3.0, 0.51]).half(), "different"),
     value(torch.tensor([0.1, 2.0]).bfloat16(), "dtype", a=torch.tensor([0.1, 2.0])),
@@ -268,9 +273,11 @@ INF, NAN = float("inf"), float("nan")
     value(torch.tensor([0.1]).bfloat16().half(), "dtype", {"differing": 0}, a=torch.tensor([0.1]).bfloat16()),
     value(torch.tensor([0.1]).half(), "dtype", {"differing": 1}, a=torch.tensor([0.1]).bfloat16()),
     value(torch.tensor([0.2]).half(), "different", a=torch.tensor([0.1]).bfloat16()),
+    value(torch.tensor([1.5]).half().view(torch.bfloat16), "different", {"differing": 1}, a=torch.tensor([1.5]).half()),
     # a value that the type does not hold is not the same
     value(torch.tensor([1e6, 1.0]).half(), "different", {"not_finite": 1, "max_abs": 0.0}, a=torch.tensor([1e6, 1.0])),
     value(torch.tensor([INF, 1.0]).half(), "dtype", {"differing": 0}, a=torch.tensor([INF, 1.0])),
+    value(torch.tensor([NAN, INF]).half(), "different", {"nans": [1, 1], "not_finite": 1}, a=torch.tensor([NAN, 1e6])),
     value(torch.tensor([INF, -INF]), "equal", a=torch.tensor([INF, -INF])),
     value(torch.tensor([INF, INF, 1.5, 2.0]), "different", {"not_finite": 1, "max_abs": 0.5, "differing": 2},
           a=torch.tensor([INF, -INF, 1.0, 2.0])),
@@ -285,7 +292,8 @@ INF, NAN = float("inf"), float("nan")
     value(torch.tensor([1.0, 1.0]), "different", {"max_abs": 1.0, "relative": None}, a=torch.tensor([0.0, 0.0])),
     value(torch.tensor([-3e38, 1.0]), "different", {"max_abs": 6e38, "relative": 2.0, "not_finite": 0},
           a=torch.tensor([3e38, 1.0])),
-    value(torch.tensor([-1.7e308]).double(), "different", {"max_abs": None}, a=torch.tensor([1.7e308]).double()),
+    value(torch.tensor([-1.7e308], dtype=torch.float64), "different", {"max_abs": None, "not_finite": 0},
+          a=torch.tensor([1.7e308], dtype=torch.float64)),
 ])
 def test_values_against_values(two: Any, a: Tensor, b: Tensor, status: str, numbers: dict[str, Any]) -> None:
     config = LLAMA | {"num_hidden_layers": 1}
@@ -325,6 +333,28 @@ def test_quantised_blocks_are_compared_by_value(made: Any, diff: Any, convert: A
     assert diff(gguf, gguf)[1]["counts"]["equal"] == 21  # blocks, not values
 
 
+@pytest.mark.parametrize(("module", "word", "value", "why"), [
+    ("llamactl.net.weights_gguf", "QUANTISED", ("Q4_0",), "Q8_0 is not unpacked here"),
+    ("llamactl.cli.diffing", "_SCALES", ("_norm.weight",), "quantised weights with scales beside them are not"),
+])
+def test_blocks_that_cannot_be_unpacked_are_told_apart_by_their_bytes_alone(
+        made: Any, diff: Any, cli: Any, convert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str,
+        word: str, value: Any, why: str) -> None:
+    gguf = convert(made["llama", "hf"], tmp_path / "q8", "--to", "gguf", "--dtype", "q8_0")
+    other = convert(made["llama", "hf"], tmp_path / "more", "--to", "gguf", "--dtype", "q8_0")
+    flip(other, "blk.0.attn_k.weight")
+    monkeypatch.setattr(f"{module}.{word}", value)
+    assert diff(gguf, gguf)[0] == 0
+    code, result = diff(gguf, other)
+    (found,) = result["found"].values()
+    assert (code, found["status"], found["numbers"]) == (1, "different", None)
+    assert found["note"].startswith(f"A: {why}")
+    for pair in ((made["llama", "hf"], gguf), (gguf, made["llama", "meta"])):
+        got = cli("diff", *pair)
+        assert (got.code, got.out) == (3, "")
+        assert got.err.startswith(f"error[weights-quantized]: {gguf}: embed.weight: {why}")
+
+
 def test_a_norm_kept_as_one_plus_w_is_equal_up_to_rounding(diff: Any, convert: Any, tmp_path: Path) -> None:
     own = drawn(GEMMA)
     own["model.norm.weight"][:8] = torch.tensor([1e-3, -1e-6, 3e-8, 0.1, 0.0, -0.7, 1e-20, 5.0])
@@ -358,6 +388,30 @@ def test_a_tensor_that_is_gone_is_named(two: Any, cli: Any, tmp_path: Path) -> N
     both = cli("diff", tmp_path / "b", tmp_path / "b")
     assert both.code == 0
     assert "warning[weights-missing]: 1 tensors of the model are in neither's files: layers.1.attn.q.weight" in both.err
+
+
+def test_zeros_and_the_embedding_stand_in_for_nothing_that_is_gone(two: Any, diff: Any, tmp_path: Path) -> None:
+    name = "transformer.h.0.mlp.c_fc.bias"
+    own = {**drawn(GPT2), name: torch.zeros(256)}
+    code, result = two({k: v for k, v in own.items() if k != name}, a=own, config=GPT2)
+    assert (code, {n: t["status"] for n, t in result["found"].items()}) == (1, {"layers.0.mlp.up.bias": "missing"})
+    own = drawn(LLAMA)
+    own["lm_head.weight"] = own["model.embed_tokens.weight"].clone()
+    a = write(tmp_path / "whole", LLAMA, own)
+    del own["lm_head.weight"]
+    code, result = diff(a, write(tmp_path / "headless", LLAMA, own))
+    assert (code, {n: t["status"] for n, t in result["found"].items()}) == (1, {"head.weight": "missing"})
+
+
+def test_a_shape_that_only_one_config_says(diff: Any, tmp_path: Path) -> None:
+    own = drawn(LLAMA | {"vocab_size": 90})
+    a = write(tmp_path / "a", LLAMA | {"vocab_size": 90}, own)
+    b = write(tmp_path / "b", LLAMA, own)
+    for one, other, label in ((a, b, "B"), (b, a, "A")):
+        code, result = diff(one, other)
+        assert (code, {n: t["status"] for n, t in result["found"].items()}) == (1, {"embed.weight": "shape",
+                                                                                   "head.weight": "shape"})
+        assert result["found"]["head.weight"]["note"] == f"{label}: the config says 96x64"
 
 
 def test_a_tensor_of_a_shape_that_the_config_does_not_say(two: Any) -> None:
@@ -433,15 +487,25 @@ def test_tensors_that_no_model_has_a_part_for(two: Any) -> None:
     assert "same" in {t["name"] for t in result["tensors"]}
 
 
-def test_what_a_description_leaves_out_is_compared_too_where_both_could_have_it(two: Any, diff: Any, tmp_path: Path,
-                                                                                convert: Any) -> None:
-    config = LLAMA | {"model_type": "qwen2", "num_nextn_predict_layers": 1}
-    model = arch.describe(config, "config.json")
+def test_what_a_description_leaves_out_is_compared_where_both_could_have_it(diff: Any, convert: Any, tmp_path: Path
+                                                                            ) -> None:
+    config = LLAMA | {"model_type": "mimo", "num_nextn_predict_layers": 1}
     own = drawn(config)
-    if not any("multi-token" in x.what for x in model.not_counted):
-        pytest.skip("this family says nothing of such layers")
-    code, result = two({**own, "mtp.weight": torch.ones(2)}, a={**own, "mtp.weight": torch.zeros(2)}, config=config)
-    assert (code, set(result["found"])) == (1, {"mtp.weight"})
+    beyond = "model.layers.2.input_layernorm.weight"
+    a = write(tmp_path / "a", config, {**own, "mtp.weight": torch.zeros(2), beyond: torch.ones(64)})
+    b = write(tmp_path / "b", config, {**own, "mtp.weight": torch.ones(2)})
+    code, result = diff(a, b)
+    assert (code, {n: t["status"] for n, t in result["found"].items()}) == (1, {"mtp.weight": "different",
+                                                                               beyond: "missing"})
+    assert "multi-token" in result["found"][beyond]["note"]
+    plain = {k: v for k, v in config.items() if k != "num_nextn_predict_layers"} | {"model_type": "qwen2"}
+    gguf = convert(write(tmp_path / "plain", plain, own), tmp_path / "gguf", "--to", "gguf")
+    for one, other, label in ((a, gguf, "A"), (gguf, a, "B")):
+        code, result = diff(one, other)
+        assert (code, result["found"], result["descriptions"]) == (0, {}, [])
+        (said,) = (w["message"] for w in result["warnings"] if w["code"] == "diff-left-out")
+        assert said.startswith(f"2 tensors are in {label} alone and have no place in the other layout (multi-token")
+        assert "mtp.weight" in said
 
 
 # ---- descriptions
@@ -476,7 +540,8 @@ def test_layers_that_differ_are_named(diff: Any, tmp_path: Path) -> None:
 
 def test_a_model_of_more_layers(two: Any, cli: Any, tmp_path: Path) -> None:
     more = LLAMA | {"num_hidden_layers": 3}
-    code, result = two({**drawn(more), **drawn(LLAMA)}, other=more)
+    code, result = two({**drawn(more), **drawn(LLAMA), "model.layers.2.input_layernorm.weight": torch.zeros(64)},
+                       other=more)
     assert (code, len(result["found"]), result["counts"]["missing"]) == (1, 9, 9)
     assert all(n.startswith("layers.2.") and t["stored"][0] == [] for n, t in result["found"].items())
     assert result["descriptions"] == [{"part": "layers", "layers": [], "values": ["2", "3"]}]
@@ -539,30 +604,52 @@ def test_equal_bytes_are_compared_without_importing_torch(made: Any, environment
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
+def peak() -> int:
+    """Bytes of memory at the highest since the last call."""
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")
+    return 1024 * int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux says the peak of memory anew")
 def test_values_are_compared_block_by_block() -> None:
-    """Two tensors of 256 MB each, in blocks of unlike sizes, in far less memory."""
-    n = 1 << 26
-    blocks = [bytes(k << 18) for k in (3, 5, 8)]
+    """Two tensors of 128 MiB each, in blocks of unlike sizes."""
+    blocks = [bytes(24 << 20), bytes(40 << 20), bytes(64 << 20)]
+    Difference(iter([bytes(8)]), iter([bytes(8)]), ("F32", "F32"))
+    peak()
+    before = peak()
+    d = Difference(iter(blocks), iter(blocks[::-1]), ("F32", "F32"))
+    assert (d.elements, d.differing, d.bits) == (1 << 25, 0, True)
+    assert peak() - before < 32 << 20
 
-    def stream(first: int) -> Iterator[bytes]:
-        for _ in range(16):
-            for k in range(3):
-                yield blocks[(first + k) % 3]
-                yield blocks[(first + k) % 3]
-                yield blocks[(first + k) % 3][: len(blocks[k]) * 0]
-        left = 4 * n - 16 * 2 * sum(map(len, blocks))
-        while left:
-            part = blocks[2][: min(left, 1 << 20)]
-            left -= len(part)
-            yield part
-        if first:
-            return
 
-    Difference(iter([b"abcd"]), iter([b"abcd"]), ("F32", "F32"))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    d = Difference(stream(0), stream(1), ("F32", "F32"))
-    assert (d.elements, d.differing, d.bits) == (n, 0, True)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 << 10
+def test_blocks_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal blocks, different ones and such with a NaN, of four elements each."""
+    monkeypatch.setattr("llamactl.net.differing.AT_ONCE", 4)
+    a = torch.tensor([NAN, 1, -9, INF, 1, 2, 3, 4, NAN, 7, 1, 1, 5])
+    b = torch.tensor([NAN, 1, -9, INF, 1, 2, 3, 6, NAN, 8, 1, NAN, 5])
+    one, other = (iter([x.view(torch.uint8).numpy().tobytes()]) for x in (a, b))
+    found = Difference(one, other, ("F32", "F32"))
+    assert (found.elements, found.differing, found.not_finite, found.nans) == (13, 3, 1, (2, 3))
+    assert (found.max_abs, found.largest, found.bits) == (2.0, 9.0, False)
+
+
+def test_blocks_of_a_quantised_type_are_not_cut() -> None:
+    def output(kind: str, from_col: int, turned: bool = False) -> Output:
+        rect = Rect(0, 0, 2, 64, 0, 0, from_col, turned)
+        return Output(name="x", dtype="F32", shape=(2, 64), nbytes=512, rows=2, cols=64, how="values",
+                      sources=(Piece("x", "x", kind, 64 if turned else 2, 2 if turned else 64 + from_col),),
+                      terms=(((0, 64, (rect,)),),))
+
+    whole = stored_form(output("Q8_0", 0))
+    assert whole is not None
+    assert (whole.output.dtype, whole.output.nbytes) == ("Q8_0", 2 * 2 * 34)
+    assert stored_form(output("F16", 64)) is not None
+    assert stored_form(output("Q8_0", 64)) is None
+    turned = stored_form(output("F16", 0, turned=True))
+    assert turned is not None
+    assert (turned.turned, turned.output.rows, turned.output.cols) == (True, 64, 2)
+    assert stored_form(output("Q8_0", 0, turned=True)) is None
 
 
 @pytest.mark.parametrize("cut", [1, 3, 7, 64 << 10, 100_000])
@@ -605,7 +692,11 @@ def test_progress_ends_where_it_said(made: Any, diff: Any, two: Any, monkeypatch
 
     monkeypatch.setattr(diffing, "Progress", Recorder)
     diff(made["gpt2", "hf"], made["gpt2", "nanogpt"])
-    two({k: v + 1 for k, v in drawn(LLAMA).items()})
+    config = LLAMA | {"vocab_size": 8192}
+    own = drawn(config)
+    late = own["model.embed_tokens.weight"].clone()
+    late[-1] += 1
+    two({**{k: v for k, v in own.items() if k != Q}, "model.embed_tokens.weight": late}, a=own, config=config)
     for total, *steps in told:
         assert total == sum(steps) > 100_000
     assert len(told) == 2
@@ -624,6 +715,26 @@ def test_answers_follow_the_schema_in_every_state(made: Any, cli: Any, convert: 
         assert (body["command"], body["model"]) == ("diff", None)
         assert body["inputs"] == {"strict": False, "all": False}
         assert [m["source"]["id"] for m in body["result"]["models"]] == [m["id"] for m in body["result"]["models"]]
+
+
+def test_no_object_of_an_answer_takes_a_key_more_or_a_key_less(made: Any, cli: Any) -> None:
+    validator = Draft202012Validator(cli("schema", "diff").json())
+    text = cli("diff", made["gpt2", "hf"], made["llama", "hf"], "--json").out
+    result = json.loads(text)["result"]
+    measured = next(n for n, t in enumerate(result["tensors"]) if t["numbers"])
+    places: list[tuple[Any, ...]] = [(), ("models", 1), ("models", 0, "source"), ("counts",), ("descriptions", 0),
+                                     ("tensors", 0), ("tensors", measured, "numbers")]
+    for place in places:
+        for change in ("more", "less"):
+            body = json.loads(text)
+            at = body["result"]
+            for key in place:
+                at = at[key]
+            if change == "more":
+                at["surprise"] = 1
+            else:
+                del at[next(iter(at))]
+            assert not validator.is_valid(body), (place, change)
 
 
 def test_people_read_what_differs_and_csv_holds_all(made: Any, cli: Any, two: Any, tmp_path: Path) -> None:

@@ -97,6 +97,10 @@ def test_no_object_takes_a_key_more_or_a_key_less(cli: Any, validator: Any, fold
                       "3", "--new", "2", "--batch", "1", "--repeat", "1"),
             "params": ("mixtral-8x7b", folder(tensors={**tiny.tensors(tiny.config), "x": ("F32", (1,))}), "--weights"),
             "kv-cache": ("gemma-2-9b", "--ctx", "16k"),
+            "convert": (folder(name="sound", tensors={**tiny.tensors(tiny.config), "a.rotary_emb.inv_freq": (
+                        "F32", (4,))}), tmp_path / "converted"),
+            "diff": (folder(name="one", tensors=tiny.tensors(tiny.config)),
+                     folder(name="other", tensors=tiny.tensors(tiny.config, "BF16")), "--all"),
             "inspect": (folder(tensors={**tiny.tensors(tiny.config), "x": ("F32", (1,))}),),
             "presets": ("show", "llama-3-8b"), "version": (), "doctor": (), "flops": ("mixtral-8x7b", "--ctx", "8192"),
             "fit": ("llama-3-8b", "--gpu", "h100-80gb"), "compare": ("gpt2", "llama-3-8b"),

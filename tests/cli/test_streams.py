@@ -38,6 +38,8 @@ FAILURES = {
     "params": ("params", "./none"),
     "kv-cache": ("kv-cache", "llama-3-8b", "--ctx", "many"),
     "presets": ("presets", "show", "nothing-like-it"),
+    "convert": ("convert", "./none", "out"),
+    "convert-layout": ("convert", "./none", "out", "--to", "onnx"),
     "schema": ("schema", "nothing"),
     "version": ("version", "--colour"),
     "command": ("parms", "x"),
@@ -391,7 +393,8 @@ def test_escapes_in_a_pipe_only_where_forced(cli: Any, env: dict[str, str], args
         assert "\x1b" not in cli("params", "gpt2", "--format", format, *args, env=env).out
 
 
-@pytest.mark.parametrize("args", [("--help",), ("params", "--help"), ("params", "./none"), ("parms",)])
+@pytest.mark.parametrize("args", [("--help",), ("params", "--help"), ("params", "./none"), ("parms",),
+                                  ("convert", "gpt2", "out")])
 def test_help_and_errors_send_no_escapes(terminal: Any, args: tuple[str, ...]) -> None:
     got = terminal(*args, env={"FORCE_COLOR": "1"})
     assert "\x1b" not in got.out + got.err
@@ -403,6 +406,7 @@ def test_help_and_errors_send_no_escapes(terminal: Any, args: tuple[str, ...]) -
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 @pytest.mark.parametrize("args", [
     ("--help",), ("params", "--help"), ("kv-cache", "--help"), ("presets", "--help"), ("schema", "--help"),
+    ("convert", "--help"),
     ("version", "--help"), *(with_format(a, "table") for a in ANSWERS.values()), ("params", "./n\u00f6\u4e2d"),
     ("params", "./n\u00f6\u4e2d", "--json"),
 ], ids=lambda a: "-".join(a).encode("ascii", "replace").decode() if isinstance(a, tuple) else a)
@@ -521,7 +525,9 @@ def test_hostile_tensor_names_are_escaped(cli: Any, folder: Any, tiny: Any) -> N
 @pytest.mark.parametrize("args", [(EVIL,), ("params", EVIL), ("params", "gpt2", EVIL), ("params", "--" + EVIL),
                                   ("kv-cache", "gpt2", "--ctx", EVIL), ("params", "gpt2", "--set", EVIL),
                                   ("params", "gpt2", "--dtype", EVIL), ("presets", "show", EVIL), ("schema", EVIL),
-                                  ("params", "gpt2", "--format", EVIL), ("kv-cache", "gpt2", "--engine", EVIL)])
+                                  ("params", "gpt2", "--format", EVIL), ("kv-cache", "gpt2", "--engine", EVIL),
+                                  ("convert", "gpt2", EVIL), ("convert", "./" + EVIL, "out"),
+                                  ("convert", "gpt2", "out", "--to", EVIL)])
 def test_hostile_arguments_are_escaped(cli: Any, args: tuple[str, ...]) -> None:
     got = cli(*args, "--offline") if args[0] == "params" else cli(*args)
     assert got.code in (2, 4)

@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -35,9 +36,10 @@ def references(written: ModuleType) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def handwritten(references: ModuleType) -> ModuleType:
-    """tests/convert/handwritten.py: networks that load each layout's own names."""
-    return load(Path(__file__).parent / "handwritten.py")
+def computed(references: ModuleType) -> ModuleType:
+    """tests/convert/computed.py: logits by other code than llamactl's."""
+    load(Path(__file__).parent / "handwritten.py")
+    return load(Path(__file__).parent / "computed.py")
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +53,14 @@ def reference(references: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
         return done[name]
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def one_process() -> Iterator[None]:
+    """What net.values says once a process at its import: pytest forgets it with the test that imported it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        yield
 
 
 class Ended(NamedTuple):
@@ -79,3 +89,14 @@ def convert(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ended]]:
 
     yield call
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def converted(convert: Callable[..., Ended]) -> Callable[..., None]:
+    """The same where it must succeed."""
+
+    def call(*args: str | Path) -> None:
+        got = convert(*args)
+        assert got.code == 0, got.err
+
+    return call

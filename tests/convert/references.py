@@ -1,4 +1,4 @@
-"""The same small models in every layout, as stored tensors: what convert must write, by code that asks llamactl nothing.
+"""The same small models in every layout, as stored tensors: what convert must write, by code that is not llamactl's.
 
 A model is drawn once by transformers; `Reference.wanted` gives its tensors in a layout through tests/net/written.py,
 `Reference.put` writes a whole checkpoint of it, and `held` reads what lies on disk with torch, safetensors or gguf.
@@ -54,6 +54,7 @@ CASES = {
     "halves": Case("llama", {"num_hidden_layers": 2, "vocab_size": 96}, _LLAMA, A.LLAMA, "llama", torch.bfloat16),
     "gpt2": Case("gpt2", {"n_head": 12}, _GPT2, A.GPT2, "gpt2"),
     "gpt2-exact": Case("gpt2", {"n_head": 12, "activation_function": "gelu"}, _GPT2[:-1], A.GPT2, "gpt2"),
+    "gpt2-halves": Case("gpt2", {"n_head": 12, "n_layer": 2}, _GPT2, A.GPT2, "gpt2", torch.float16),
     "qwen2": Case("qwen2", {"use_sliding_window": False}, _TWO, A.QWEN2, "base"),
     "gemma": Case("gemma", {}, _TWO, A.GEMMA, "gemma"),
     "mixtral": Case("mixtral", {}, _TWO, A.LLAMA, "llama"),
@@ -70,6 +71,8 @@ CASES = {
     "one-mixtral": Case("mixtral", ONE_LAYER, _TWO, A.LLAMA, "llama"),
     "one-qwen3_moe": Case("qwen3_moe", {**ONE_LAYER, "mlp_only_layers": []}, _TWO, A.QWEN3MOE, "moe"),
 }
+GGML = {torch.float32: gguf.GGMLQuantizationType.F32, torch.float16: gguf.GGMLQuantizationType.F16,
+        torch.bfloat16: gguf.GGMLQuantizationType.BF16}
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions")
 
 
@@ -169,8 +172,8 @@ class Reference:
         raw, types = {}, {}
         for name, t in state.items():
             raw[name] = t.float().numpy()
-            if t.dtype == torch.bfloat16:
-                types[name] = gguf.GGMLQuantizationType.BF16
+            if t.dtype != torch.float32:
+                types[name] = GGML[t.dtype]
                 raw[name] = gguf.quantize(raw[name], types[name])
         keys: Callable[..., None] = getattr(written.ggufs(), self.case.keys)
         written.write_gguf(path, self.case.which, keys, self.config, raw, types)
@@ -234,10 +237,8 @@ def gguf_reader(path: Path) -> Any:
 def _of_gguf(t: Any) -> Tensor:
     shape = [int(n) for n in reversed(t.shape)]
     raw = torch.from_numpy(np.array(t.data))
-    if t.tensor_type == gguf.GGMLQuantizationType.BF16:
-        return raw.view(torch.bfloat16).view(shape)
-    assert t.tensor_type == gguf.GGMLQuantizationType.F32
-    return raw.view(shape)
+    kind = next(kind for kind, word in GGML.items() if word == t.tensor_type)
+    return raw.view(kind).view(shape)
 
 
 def differences(got: State, want: State, *, near: Mapping[str, float] = NOTHING) -> list[str]:

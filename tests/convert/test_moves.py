@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,7 @@ import torch
 from torch import Tensor
 
 from llamactl import arch
-from llamactl.checkpoint.moves import NOTHING, Band, Rect, among, bands, cut, joined, rectangles
-from llamactl.checkpoint.rows import Source, rows
+from llamactl.checkpoint.moves import NOTHING, Rect, among, bands, cut, joined, rectangles
 from llamactl.errors import InputRefused
 from llamactl.spec.model import Model
 from llamactl.spec.naming import Stored, read, read_expert, stored_tensors
@@ -29,12 +29,8 @@ LAYOUTS = ("hf", "gguf", "meta", "lesson", "nanogpt")
 def tables(model: Model) -> Iterator[tuple[str, list[Stored]]]:
     """(layout, its tensors) of every layout that holds all of this model."""
     for layout in LAYOUTS:
-        try:
+        with suppress(InputRefused, *([KeyError] if layout == "gguf" else [])):  # llama.cpp has no names for some
             yield layout, list(stored_tensors(model, arch.names(model, layout)))
-        except InputRefused as e:
-            assert e.code == "layout-unknown"
-        except KeyError:  # tensors that llama.cpp has no names for here
-            assert layout == "gguf"
 
 
 def content(stored: Stored, array: Tensor, model: Model) -> dict[str, Tensor]:
@@ -160,10 +156,10 @@ def test_rectangles_that_touch_on_both_sides_are_one(rects: list[Rect], want: li
 
 @pytest.mark.parametrize("other", [
     Rect(2, 0, 3, 4, 1, 2), Rect(2, 0, 3, 4, 0, 3), Rect(3, 0, 3, 4, 0, 2), Rect(2, 0, 3, 4, 0, 2, 1),
-    Rect(2, 0, 3, 3, 0, 2), Rect(2, 1, 3, 4, 0, 2), Rect(2, 0, 3, 4, 0, 2, 0, True), Rect(2, 0, 3, 4, 0, 2, 0, False, 1),
-    Rect(0, 4, 2, 1, 1, 0, 4), Rect(0, 4, 2, 1, 0, 0, 5), Rect(0, 4, 2, 1, 0, 1, 4), Rect(0, 4, 1, 1, 0, 0, 4),
-    Rect(0, 5, 2, 1, 0, 0, 4), Rect(0, 4, 2, 1, 0, 0, 4, True), Rect(0, 4, 2, 1, 0, 0, 4, False, 1),
-    Rect(1, 4, 2, 1, 0, 0, 4)])
+    Rect(2, 0, 3, 3, 0, 2), Rect(2, 1, 3, 4, 0, 2), Rect(2, 0, 3, 4, 0, 2, 0, True),
+    Rect(2, 0, 3, 4, 0, 2, 0, False, 1), Rect(0, 4, 2, 1, 1, 0, 4), Rect(0, 4, 2, 1, 0, 0, 5),
+    Rect(0, 4, 2, 1, 0, 1, 4), Rect(0, 4, 1, 1, 0, 0, 4), Rect(0, 5, 2, 1, 0, 0, 4), Rect(0, 4, 2, 1, 0, 0, 4, True),
+    Rect(0, 4, 2, 1, 0, 0, 4, False, 1), Rect(1, 4, 2, 1, 0, 0, 4)])
 def test_others_stay_apart(other: Rect) -> None:
     """Another source, a gap on either side, another width, turned or shifted alone."""
     first = Rect(0, 0, 2, 4, 0)
@@ -176,7 +172,8 @@ def test_others_stay_apart(other: Rect) -> None:
 def test_bands_are_columns_filled_from_top_to_bottom() -> None:
     rects = [Rect(2, 0, 1, 4, 0), Rect(0, 0, 2, 3, 1), Rect(0, 3, 2, 1, 2, 5, 7)]
     assert bands(rects, 3, 4) == (
-        (0, 3, (Rect(0, 0, 2, 3, 1), Rect(2, 0, 1, 3, 0))), (3, 1, (Rect(0, 3, 2, 1, 2, 5, 7), Rect(2, 3, 1, 1, 0, 0, 3))))
+        (0, 3, (Rect(0, 0, 2, 3, 1), Rect(2, 0, 1, 3, 0))),
+        (3, 1, (Rect(0, 3, 2, 1, 2, 5, 7), Rect(2, 3, 1, 1, 0, 0, 3))))
     assert bands([Rect(0, 0, 3, 4, 0)], 3, 4) == ((0, 4, (Rect(0, 0, 3, 4, 0),)),)
 
 
@@ -196,12 +193,6 @@ def test_what_is_not_filled_exactly_once_is_an_error(rects: list[Rect], says: st
         bands(rects, 3, 4)
 
 
-def test_more_than_the_output_has_is_an_error() -> None:
-    """Columns beyond the last one."""
-    with pytest.raises(ValueError, match="columns"):
-        bands([Rect(0, 0, 3, 5, 0), Rect(0, 3, 3, 2, 0)], 3, 4)
-
-
 @pytest.mark.parametrize("size", [(0, 4), (3, 0), (0, 0)])
 def test_nothing_has_no_bands(size: tuple[int, int]) -> None:
     assert bands([], *size) == ()
@@ -219,10 +210,12 @@ def tiles(generator: random.Random, height: int, width: int, sizes: Sequence[tup
         for left, right in pairwise(lefts):
             n, turned = generator.randrange(len(sizes)), generator.random() < 0.5
             deep, broad = sizes[n][::-1] if turned else sizes[n]
-            source = NOTHING if generator.random() < 0.1 else n
-            out.append(Rect(top, left, bottom - top, right - left, source,
-                            *((generator.randint(0, deep - (bottom - top)), generator.randint(0, broad - (right - left)),
-                               turned) if source >= 0 else ())))
+            tall, wide = bottom - top, right - left
+            if generator.random() < 0.1:
+                out.append(Rect(top, left, tall, wide, NOTHING))
+            else:
+                at = generator.randint(0, deep - tall), generator.randint(0, broad - wide)
+                out.append(Rect(top, left, tall, wide, n, *at, turned))
     return out
 
 
@@ -255,81 +248,3 @@ def test_sources_in_parts(seed: int) -> None:
     bands(found, 7, 6)
     assert torch.equal(moved(found, pieces, (7, 6)), moved(rects, sources, (7, 6)))
     assert all(r.source == NOTHING or r.source < 6 for r in found)
-
-
-# --- rows
-
-
-def view(height: int, width: int, start: int = 0) -> Source:
-    """A matrix of bytes that all differ, one byte an element."""
-    return Source(memoryview(bytes((start + i) % 251 for i in range(height * width))), width, 1)
-
-
-def laid(found: Sequence[Band], sources: Sequence[Source], size: tuple[int, int]) -> bytes:
-    """The output, element by element."""
-    out = bytearray(size[0] * size[1])
-    for _, _, column in found:
-        for r in column:
-            for y, x in product(range(r.rows), range(r.cols)):
-                at = (r.from_row + y) * sources[r.source].row_bytes + r.from_col + x if r.source != NOTHING else -1
-                out[(r.row + y) * size[1] + r.col + x] = sources[r.source].view[at] if at >= 0 else 0
-    return bytes(out)
-
-
-SOURCES = [view(9, 6), view(9, 8, 100), view(4, 6, 200)]
-PLANS: dict[str, list[Rect]] = {
-    "as it is": [Rect(0, 0, 9, 6, 0)],
-    "some rows": [Rect(0, 0, 3, 6, 0, 4)],
-    "runs": [Rect(0, 0, 2, 6, 0, 3), Rect(2, 0, 3, 6, 0, 0), Rect(5, 0, 1, 6, 2, 3)],
-    "every row elsewhere": [Rect(n, 0, 1, 6, 0, 8 - n) for n in range(9)],
-    "zero rows after": [Rect(0, 0, 4, 6, 2), Rect(4, 0, 3, 6, NOTHING)],
-    "zero rows before": [Rect(0, 0, 5, 6, NOTHING), Rect(5, 0, 4, 6, 2)],
-    "some columns": [Rect(0, 0, 9, 3, 1, 0, 5)],
-    "some columns, some rows": [Rect(0, 0, 2, 3, 1, 7, 2), Rect(2, 0, 4, 3, 1, 0, 1)],
-    "side by side": [Rect(0, 0, 9, 6, 0), Rect(0, 6, 9, 8, 1)],
-    "side by side in runs": [Rect(0, 0, 5, 6, 0, 4), Rect(5, 0, 4, 6, 2), Rect(0, 6, 3, 2, 1, 1, 3), Rect(3, 6, 6, 2, 1)],
-    "zeros beside": [Rect(0, 0, 4, 6, 2), Rect(0, 6, 4, 2, NOTHING)],
-    "columns exchanged": [Rect(0, 0, 9, 3, 0, 0, 3), Rect(0, 3, 9, 3, 0, 0, 0)],
-}
-
-
-@pytest.mark.parametrize("block", [1, 6, 13, 20, 1000])
-@pytest.mark.parametrize("plan", PLANS)
-def test_rows_of_every_plan(plan: str, block: int) -> None:
-    """The same bytes whatever the block, in blocks of whole rows, none above a block and a row."""
-    rects = PLANS[plan]
-    size = max(r.row + r.rows for r in rects), max(r.col + r.cols for r in rects)
-    found = bands(rects, *size)
-    got = [bytes(b) for b in rows(found, SOURCES, size[0], size[1], block)]
-    assert b"".join(got) == laid(found, SOURCES, size)
-    assert all(b and len(b) % size[1] == 0 for b in got)
-    assert max(map(len, got)) < max(2 * block, block + size[1]) + size[1]
-
-
-def test_rows_in_elements_of_several_bytes() -> None:
-    source = Source(memoryview(bytes(range(48))), 12, 2)  # 4 x 6 of two bytes each
-    found = bands([Rect(0, 0, 4, 2, 0, 0, 4), Rect(0, 2, 4, 1, 0, 0, 1)], 4, 3)
-    want = b"".join(bytes((r * 12 + 8, r * 12 + 9, r * 12 + 10, r * 12 + 11, r * 12 + 2, r * 12 + 3)) for r in range(4))
-    assert b"".join(rows(found, [source], 4, 6)) == want
-
-
-def test_whole_rows_are_a_view_of_the_source() -> None:
-    (block,) = rows(bands([Rect(0, 0, 9, 6, 0)], 9, 6), SOURCES, 9, 6)
-    assert isinstance(block, memoryview)
-    assert block.obj is SOURCES[0].view.obj
-
-
-def test_whole_rows_of_quantised_blocks() -> None:
-    """A row of 64 in Q8_0 is 68 bytes; rows can be chosen, parts of one cannot."""
-    data = bytes(i % 251 for i in range(5 * 68))
-    source = Source(memoryview(data), 68, 0)
-    found = bands([Rect(0, 0, 2, 64, 0, 3), Rect(2, 0, 1, 64, 0, 0)], 3, 64)
-    assert b"".join(rows(found, [source], 3, 68)) == data[3 * 68 :] + data[:68]
-    with pytest.raises(ValueError, match="a part of the columns of a quantised tensor"):
-        list(rows(bands([Rect(0, 0, 5, 32, 0)], 5, 32), [source], 5, 34))
-    with pytest.raises(ValueError, match="a part of the columns of a quantised tensor"):
-        list(rows(bands([Rect(0, 0, 5, 32, 0, 0, 32), Rect(0, 32, 5, 32, 0)], 5, 64), [source], 5, 68))
-
-
-def test_no_bands_have_no_rows() -> None:
-    assert list(rows((), SOURCES, 0, 0)) == []

@@ -236,7 +236,8 @@ def test_rows_of_no_token_are_left_out_and_come_back(small: ModuleType, tmp_path
 def test_a_token_that_is_only_named_so_stays(small: ModuleType, tmp_path: Path) -> None:
     model = json.loads(small.byte_bpe().to_str())["model"]
     tokens = [*sorted(model["vocab"], key=model["vocab"].__getitem__), "[PAD400]", "[PAD7]", "[PAD402]"]
-    for n, (types, size) in enumerate((([4, 5, 5], 402), ([5, 5, 4], 403), ([5, 5, 1], 403), ([4, 4, 5], 402), ([5, 4, 5], 402))):
+    given = (([4, 5, 5], 402), ([5, 5, 4], 403), ([5, 5, 1], 403), ([4, 4, 5], 402), ([5, 4, 5], 402))
+    for n, (types, size) in enumerate(given):
         path = write(tmp_path / f"{n}.gguf", "gpt2", tokens, [3] * 3 + [1] * 397 + types, pre="gpt-2",
                      merges=[" ".join(m) for m in model["merges"]])
         assert open_tokenizer(unpacked(path, tmp_path / str(n))).size == size
