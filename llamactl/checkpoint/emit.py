@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import BinaryIO, Protocol
 
-from llamactl.checkpoint.copying import BLOCK
 from llamactl.checkpoint.digest import Digest
 from llamactl.checkpoint.files import Files, row_bytes
 from llamactl.checkpoint.held import FLOATS
@@ -56,12 +55,9 @@ class Emitter:
         if o.how != "copy" or self.files.span(o.sources[0].key) is None:
             return False
         file.flush()
-        self.files.copy(o.sources[0].key, file.fileno(), self.seen)
-        if self.digest:
-            digest = Digest()
-            with self.files.view(o.sources[0].key) as view:
-                for at in range(0, len(view), BLOCK):
-                    digest.update(view[at : at + BLOCK])
+        digest = Digest() if self.digest else None
+        self.files.copy(o.sources[0].key, file.fileno(), self.seen, digest)
+        if digest is not None:
             self.digests[key or o.name] = digest.hexdigest()
         return True
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from llamactl.checkpoint.copying import Mapped
+from llamactl.checkpoint.digest import Digest
 from llamactl.checkpoint.folder import FolderWeights
 from llamactl.checkpoint.gguf import GGML_TYPES
 from llamactl.checkpoint.ggufparts import all_parts, joined
@@ -53,8 +54,8 @@ class Files(Protocol):
         """Where the bytes of `key` lie as they are, None where only `view` gives them."""
         ...
 
-    def copy(self, key: str, out_fd: int, seen: Callable[[int], None]) -> None:
-        """Append the span of `key` to a file, inside the system where it can."""
+    def copy(self, key: str, out_fd: int, seen: Callable[[int], None], digest: Digest | None = None) -> None:
+        """Append the span of `key` to a file about as fast as the system can, digested in the same pass."""
         ...
 
     def view(self, key: str) -> AbstractContextManager[memoryview]:
@@ -78,8 +79,8 @@ class _Spans:
     def span(self, key: str) -> Span | None:
         return self._spans[key]
 
-    def copy(self, key: str, out_fd: int, seen: Callable[[int], None]) -> None:
-        self._mapped.copy(*self._spans[key], out_fd, seen)
+    def copy(self, key: str, out_fd: int, seen: Callable[[int], None], digest: Digest | None = None) -> None:
+        self._mapped.copy(*self._spans[key], out_fd, seen, digest)
 
     def view(self, key: str) -> AbstractContextManager[memoryview]:
         return self._mapped.window(*self._spans[key])

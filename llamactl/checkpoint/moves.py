@@ -133,6 +133,8 @@ def bands(rects: Iterable[Rect], rows: int, cols: int) -> tuple[Band, ...]:
     rects = tuple(rects)
     if not rows * cols:
         return ()
+    if max((r.col + r.cols for r in rects), default=0) > cols:
+        raise ValueError(f"more than {cols} columns are filled")
     edges = sorted({0, cols, *(r.col for r in rects), *(r.col + r.cols for r in rects)})
     out: list[Band] = []
     for left, right in zip(edges, edges[1:], strict=False):

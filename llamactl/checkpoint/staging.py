@@ -21,6 +21,7 @@ from llamactl.checkpoint.exchange import (
     MANIFEST,
     Claim,
     clear,
+    flush,
     link_new,
     lock,
     put_new,
@@ -70,6 +71,7 @@ class Staging:
             raise ValueError(f"nothing to publish: {self._names}")
         for file in self._open:
             file.close()
+        flush(self.path)
         for name in sorted(self._names, key=_rank):
             _sync_file(os.path.join(self.path, name))
         _sync_folder(self.path)

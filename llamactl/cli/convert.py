@@ -62,7 +62,8 @@ def convert(
         raise UsageError("usage", f"--to {to!r} is not one of {', '.join(LAYOUTS)}", help=_near(to, LAYOUTS))
     kind = None if dtype is None or dtype == "auto" else _DTYPES.get(dtype.lower())
     if dtype not in (None, "auto") and kind is None:
-        raise UsageError("usage", f"--dtype {dtype!r} is not one of bf16, fp16, fp32, q8_0")
+        raise UsageError("usage", f"--dtype {dtype!r} is not one of bf16, fp16, fp32, q8_0",
+                         help=_near(str(dtype), ("bf16", "fp16", "fp32", "q8_0")))
     if kind == "Q8_0" and to != "gguf":
         raise UsageError("usage", "--dtype q8_0 is a GGUF type", help="add --to gguf, or choose bf16, fp16 or fp32")
     if text is not None and not proof:

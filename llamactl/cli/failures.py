@@ -112,7 +112,8 @@ def _report(e: LlamactlError, argv: Sequence[str]) -> int:
     if "--debug" in argv:
         import traceback
 
-        traceback.print_exception(e)
+        for line in "".join(traceback.format_exception(e)).splitlines():
+            _say(printable(line))
     return e.exit_code
 
 

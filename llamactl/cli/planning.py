@@ -39,6 +39,13 @@ class Conversion:
     notes: Notes = ()
 
     @property
+    def readable(self) -> bool:
+        """Whether the output can be read back: pickles need torch for it."""
+        from importlib.util import find_spec
+
+        return all(f.kind != "torch" for f in self.weights) or find_spec("torch") is not None
+
+    @property
     def outputs(self) -> list[Tensor]:
         return [o for f in self.weights for o in f.outputs]
 
@@ -233,6 +240,14 @@ def _computed(files: Files, weights: Sequence[WeightFile], clamp: bool, narrow: 
     """What computes outputs, None where all are copied. narrow: a type that F32 vectors may go back to."""
     if not any(o.how == "values" or (narrow and o.dtype == "F32") for f in weights for o in f.outputs):
         return None
+    from importlib.util import find_spec
+
+    computed = [o for f in weights for o in f.outputs if o.how == "values"]
+    if not clamp and not narrow and find_spec("numpy") is not None and {o.dtype for o in computed} == {"F16"}:
+        from llamactl.net.halves import Halves, halved
+
+        if all(map(halved, computed)):
+            return Halves(files)
     need_torch("changing values on the way")
     from llamactl.net.values import Values
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from llamactl.checkpoint.plan import Output, Planner
     from llamactl.cli.planning import Conversion
 
+NO_TORCH = "torch is not installed"
 _EXACT_IN = {"F16": ("F32", "F64"), "BF16": ("F32", "F64"), "F32": ("F64",)}
 _ROUNDING = 2.0**-22  # of 1 + w in float32, twice
 TOKENS = 64  # fewer are blind to the order of RoPE's pairs
@@ -27,6 +28,8 @@ def prove(made: Conversion, folder: str, seen: Callable[[int], None], *, text: l
 
     text: token ids whose loss is measured on both sides.
     """
+    if not made.readable:
+        return Proof(exact=0, cast=0, rounded=0, changed=0, logits=None, logits_not_run=NO_TORCH)
     at = locate(os.path.abspath(folder), Access(offline=True, hub=False))
     wrong = different(made.target.model, at.model)
     if wrong:
@@ -61,11 +64,14 @@ def _tensors(made: Conversion, at: Located, files: Files, seen: Callable[[int], 
         if any(p.dtype not in FLOATS for p in b.sources):
             counts["changed"] += 1
             continue
-        kind, own = comparable(a.dtype, b.dtype), a.dtype
+        kind = comparable(a.dtype, b.dtype)
+        cast = kind != a.dtype
+        if not cast and not any(r.add for r in (*a.rects, *b.rects)):
+            kind = b.dtype  # the wider: to widen bf16 needs no torch, and takes nothing away
         a, b = retyped(a, kind), retyped(b, kind)
         one, other = _digest(ours, a), _digest(theirs, b)
         if one == other:
-            counts["changed" if len(a.terms) > 1 else "exact" if kind == own else "cast"] += 1
+            counts["changed" if len(a.terms) > 1 else "cast" if cast else "exact"] += 1
         elif any(r.add for r in (*a.rects, *b.rects)) and _near(made.files, files, a, b):
             counts["rounded"] += 1
         else:
@@ -141,7 +147,7 @@ def _logits(made: Conversion, at: Located, text: list[int] | None) -> tuple[Logi
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        return None, "torch is not installed"
+        return None, NO_TORCH
     from llamactl.cli.runnable import opened
     from llamactl.net.proof import compare
 

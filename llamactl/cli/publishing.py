@@ -78,7 +78,7 @@ def publish(made: Conversion, target: str, out: Output, *, force: bool, digest: 
                 seen.begin("checking", 2 * sum(o.nbytes for o in made.outputs))
                 found = prove(made, staging.path, seen, text=text)
         with staging.create(MANIFEST) as file:
-            file.write(json.dumps(manifest(made, emitter.digests, found), indent=1, ensure_ascii=False).encode())
+            file.write(json.dumps(manifest(made, emitter.digests, found), indent=1).encode())
         staging.publish()
     return emitter.digests, found, tuple(staging.warnings)
 

@@ -247,7 +247,10 @@ def _untold(e: InputRefused) -> tuple[str, str]:
 
 
 def _json(data: Mapping[str, Any]) -> bytes:
-    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+    try:
+        return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:  # half a surrogate pair in some string: it stays the escape that it was
+        return (json.dumps(data, indent=2) + "\n").encode()
 
 
 _MAKE: dict[str, Callable[[Located, Model, Wanted, str, bool], Target]] = {

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from llamactl.errors import InputRefused
 from llamactl.net.decoder import Source
 from llamactl.net.divergence import Divergence, compare_logits, loss, probe_ids
 from llamactl.net.streamed import logits
@@ -26,11 +27,13 @@ def compare(first: tuple[Model, Source], second: tuple[Model, Source], tokens: i
             ) -> Compared:
     """Both on `tokens` probe tokens, in fp32, a layer at a time; over the vocabulary that both have.
 
-    Errors (InputRefused): not-runnable, not-finite, tensor-shape.
+    Errors (InputRefused): not-runnable, tensor-shape; not-finite for the second alone, source-not-finite.
     """
     rows = min(first[0].embed.vocab, second[0].embed.vocab)
     ids = probe_ids(first[0], tokens)
     a, b = (logits(model, source, ids)[..., :rows] for model, source in (first, second))
+    if not bool(torch.isfinite(a).all()):
+        raise InputRefused("source-not-finite", "the logits of the source are not all finite numbers")
     found, largest = compare_logits(a, b), float(a.abs().max())
     del a, b
     if text is None:

@@ -21,8 +21,6 @@ from llamactl.net.weights_gguf import packed, unpacked
 from llamactl.net.weights_mapped import DTYPES
 
 BLOCK = 512 << 10  # bytes at once: they stay in the cache between one pass and the next
-# What a mapped file or a bytes object is seen through is never written to.
-warnings.filterwarnings("ignore", message="The given buffer is not writable")
 _BITS = {torch.bfloat16: (torch.int16, 0x7FFF, 0x7F80), torch.float32: (torch.int32, 0x7FFFFFFF, 0x7F800000),
          torch.float16: (torch.int16, 0x7FFF, 0x7C00), torch.float64: (torch.int64, 2**63 - 1, 0x7FF << 52)}
 
@@ -88,6 +86,8 @@ class Values:
             x = torch.where(x.isfinite(), x.clamp(-limit, limit), x)
         if x.dtype is torch.bfloat16 and target is torch.float16:
             x = x.float()  # in two steps, more than twice as fast as in one
+        if x.dtype is torch.float64 and target.itemsize == 2:
+            x = _odd(x)
         return x.to(target).contiguous()
 
     def _floats(self, o: Output) -> Iterator[Tensor]:
@@ -132,7 +132,9 @@ def _tensor(data: bytes | memoryview, kind: str, n: int, cols: int) -> Tensor:
     """Bytes as (n, cols), quantised ones unpacked to float32."""
     if not n * cols:
         return torch.empty((n, cols), dtype=DTYPES.get(kind, torch.float32))
-    raw = torch.frombuffer(data, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a buffer that cannot be written to: none is
+        raw = torch.frombuffer(data, dtype=torch.uint8)
     if kind not in DTYPES:
         return unpacked(raw, kind, (n, cols))
     if raw.data_ptr() % FLOATS[kind]:
@@ -174,6 +176,14 @@ def _assembled(term: tuple[Band, ...], matrices: list[Tensor], start: int, end: 
 def _fits(source: str, target: str) -> bool:
     """Whether every finite value of one type has a finite one in the other."""
     return source == target or target == "F64" or source == "F16" or (source == "BF16" and target == "F32")
+
+
+def _odd(x: Tensor) -> Tensor:
+    """float64 as float32 rounded to odd, so that rounding once more to 16 bits is as good as rounding once."""
+    y = x.float()
+    y = torch.where(y.double().abs() > x.abs(), torch.nextafter(y, torch.zeros_like(y)), y)
+    inexact = x.isfinite() & (y.double() != x)
+    return torch.where(inexact, (y.view(torch.int32) | 1).view(torch.float32), y)
 
 
 def _extent(x: Tensor) -> tuple[Tensor, float, float]:

@@ -45,7 +45,7 @@ class PickleFiles:
     def span(self, key: str) -> None:
         return None
 
-    def copy(self, key: str, out_fd: int, seen: Callable[[int], None]) -> None:
+    def copy(self, key: str, out_fd: int, seen: Callable[[int], None], digest: object = None) -> None:
         raise NotImplementedError("no span, so nothing is copied")
 
     @contextmanager

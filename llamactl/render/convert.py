@@ -48,8 +48,8 @@ def proven(p: Proof | None) -> list[tuple[str, str]]:
             (p.rounded, "the source's up to the rounding of the 1 that this layout adds"),
             (p.changed, "changed as asked"))
     words = [f"{count(n)} tensors {what}" for n, what in each if n]
-    return [("read back", "; ".join(words)), ("logits", _logits(p.logits) if p.logits else f"not compared: "
-            f"{p.logits_not_run}")]
+    logits = _logits(p.logits) if p.logits else f"not compared: {p.logits_not_run}"
+    return [("read back", "; ".join(words) or f"not: {p.logits_not_run}"), ("logits", logits)]
 
 
 def _logits(p: LogitsProof) -> str:

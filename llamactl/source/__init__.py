@@ -74,7 +74,12 @@ def is_path(ref: str) -> bool:
 
 
 def _holds_model(path: str) -> bool:
-    return any(os.path.lexists(os.path.join(path, name)) for name in ("config.json", "params.json"))
+    if any(os.path.lexists(os.path.join(path, name)) for name in ("config.json", "params.json")):
+        return True
+    try:
+        return any(name.endswith(".gguf") for name in os.listdir(path))
+    except OSError:
+        return False
 
 
 def _nothing(ref: str) -> NotAvailable:

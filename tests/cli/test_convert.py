@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import unicodedata
@@ -440,6 +441,27 @@ def test_the_current_folder_and_the_home(cli: Any, model: Path, tmp_path: Path) 
     assert cli("convert", ".", tmp_path / "a", "--no-proof", cwd=model).code == 0
     assert cli("convert", tmp_path / "a/", "~/b/", "--no-proof").code == 0
     assert made.read(tmp_path / "a") == made.read(tmp_path / "b") == made.read(model)
+
+
+@pytest.mark.parametrize("to", ["hf", "lesson", "meta", pytest.param("gguf", marks=pytest.mark.xfail(
+    strict=True, reason="a folder that holds a GGUF file alone is taken for a Hub id, unless it is written ./NAME"))])
+def test_what_was_written_is_a_source_by_its_plain_name(cli: Any, model: Path, tmp_path: Path, to: str) -> None:
+    assert cli("convert", model, "first", "--to", to, "--no-proof").code == 0
+    got = cli("convert", "first", "second", "--no-proof")
+    assert got.code == 0, got.err
+    again = made.read(tmp_path / "second")
+    assert {n: again[n].data for n in again} == {n: t.data for n, t in made.read(model).items()}
+
+
+def test_a_file_beside_the_weights_that_leads_elsewhere_is_refused(cli: Any, model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "m")
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "m" / "NOTICE").symlink_to(tmp_path / "secret")
+    failed(cli("convert", tmp_path / "m", "out"), 3, "link-outside", "NOTICE")
+    (tmp_path / "m" / "NOTICE").unlink()
+    os.mkfifo(tmp_path / "m" / "NOTICE")
+    failed(cli("convert", tmp_path / "m", "out"), 3, "not-a-file", "NOTICE")
+    assert sorted(os.listdir(tmp_path)) == ["m", "secret"]
 
 
 @pytest.fixture

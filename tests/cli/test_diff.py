@@ -26,6 +26,7 @@ from llamactl.checkpoint.gguf import read_header
 from llamactl.checkpoint.identical import same_bytes, stored_form
 from llamactl.checkpoint.moves import Rect
 from llamactl.checkpoint.plan import Output, Piece
+from llamactl.cli.diffing import _precise
 from llamactl.net.differing import Difference
 from llamactl.spec.naming import stored_tensors
 
@@ -353,6 +354,15 @@ def test_blocks_that_cannot_be_unpacked_are_told_apart_by_their_bytes_alone(
         got = cli("diff", *pair)
         assert (got.code, got.out) == (3, "")
         assert got.err.startswith(f"error[weights-quantized]: {gguf}: embed.weight: {why}")
+
+
+def test_a_half_that_holds_one_plus_w_is_subtracted_from_in_float32() -> None:
+    """0.3 in bf16 is 1 + w of a w that bf16 has no digits for."""
+    def norm(add: float) -> Output:
+        return Output(name="x", dtype="BF16", shape=(4,), nbytes=8, rows=4, cols=1, how="values",
+                      sources=(Piece("x", "x", "BF16", 4, 1),), terms=(((0, 1, (Rect(0, 0, 4, 1, 0, add=add),)),),))
+
+    assert (_precise(norm(-1.0)).dtype, _precise(norm(0.0)).dtype) == ("F32", "BF16")
 
 
 def test_a_norm_kept_as_one_plus_w_is_equal_up_to_rounding(diff: Any, convert: Any, tmp_path: Path) -> None:
