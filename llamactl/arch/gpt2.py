@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llamactl.arch import _build as b
 from llamactl.arch._names import modules
 from llamactl.spec.config import COUNT, POSITIONS, Config
@@ -58,9 +60,15 @@ def describe(cfg: Config) -> Model:
     ffn = cfg.integer("n_inner", default=4 * hidden)
     act = cfg.activation("activation_function", default="gelu_new")
     norm = b.layer_norm(cfg, hidden, "layer_norm_epsilon", bias=bias)
+    scale = None if cfg.flag("scale_attn_weights", default=True) else 1.0
+    attn = replace(attn, scale=scale)
     layer = Layer(attn=attn, mlp=MLP(hidden=hidden, ffn=ffn, activation=act, gated=False, bias=bias),
                   attn_norm=norm, mlp_norm=norm)
-    return b.decoder(cfg, "gpt2", (layer,) * n, norm=norm, tied_default=True, dropout=0.1,
+    layers = (layer,) * n
+    if cfg.flag("scale_attn_by_inverse_layer_idx", default=False):
+        own = attn.head_dim**-0.5 if scale is None else scale
+        layers = tuple(replace(layer, attn=replace(attn, scale=own / (i + 1))) for i in range(n))
+    return b.decoder(cfg, "gpt2", layers, norm=norm, tied_default=True, dropout=0.1,
                      positions=LearnedPositions(rows=rows, dim=hidden),
                      context=Context(trained=rows, usable=rows, why="the position table ends there"))
 

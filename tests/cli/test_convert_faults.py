@@ -120,8 +120,8 @@ class Running:
         os.kill(self.pid, number)
 
     def wait(self) -> Ended:
-        code = self.driver.ask({"wait": self.pid})
-        return Ended(code, Path(self.job["stderr"]).read_text())
+        code, err = self.driver.ask({"wait": self.pid}), Path(self.job["stderr"])
+        return Ended(code, err.read_text() if err.exists() else "")  # it may have been killed before it opened it
 
     def until_held(self) -> None:
         begin = time.monotonic()
@@ -215,6 +215,7 @@ def untouched(source: Path) -> Iterator[None]:
 
 
 EMIT = ("llamactl.checkpoint.emit", "Emitter.write", 9, "before")
+FIRST = ("llamactl.checkpoint.emit", "Emitter.write", 1, "before")
 SYNC = ("llamactl.checkpoint.staging", "_sync_file", 2, "before")
 TELL = ("llamactl.cli.publishing", "manifest", 1, "before")
 PUT = ("llamactl.checkpoint.staging", "put_new", 1, "before")
@@ -496,6 +497,23 @@ def test_an_output_that_appears_meanwhile_is_kept(driver: Driver, source: Path, 
         one_line(running.go_on(), "output-exists")
         assert made.tree(tmp_path) == {"o/mine.txt": b"mine"}
         shutil.rmtree(tmp_path / "o")
+    for make in (Path.mkdir, Path.touch):  # an empty folder would give way to a plain rename
+        running = driver.start(source, tmp_path / "o", "--no-proof", hold=PUT)
+        running.until_held()
+        make(tmp_path / "o")
+        one_line(running.go_on(), "output-exists")
+        assert os.listdir(tmp_path) == ["o"]
+        (tmp_path / "o").rmdir() if (tmp_path / "o").is_dir() else (tmp_path / "o").unlink()
+
+
+def test_a_foreign_folder_that_appears_meanwhile_is_not_replaced_by_force(driver: Driver, source: Path, tmp_path: Path
+                                                                          ) -> None:
+    running = driver.start(source, tmp_path / "o", "--no-proof", "--force", hold=TELL)
+    running.until_held()
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "mine.txt").write_text("mine")
+    one_line(running.go_on(), "output-foreign")
+    assert made.tree(tmp_path) == {"o/mine.txt": b"mine"}
 
 
 def test_another_runs_staging_is_left_alone(driver: Driver, source: Path, good: Any, tmp_path: Path) -> None:
@@ -512,10 +530,13 @@ def test_another_runs_staging_is_left_alone(driver: Driver, source: Path, good: 
     assert sorted(os.listdir(tmp_path)) == [".o.llamactl-mine", "o", "other"]
 
 
-@pytest.mark.parametrize("change", ["shorter", "longer", "other", "gone"])
-def test_a_source_that_changes_meanwhile_is_refused(driver: Driver, source: Path, tmp_path: Path, change: str) -> None:
+@pytest.mark.parametrize(("change", "hold"), [("shorter", EMIT), ("longer", EMIT), ("other", EMIT), ("gone", EMIT),
+                                              ("shorter", FIRST), ("longer", FIRST)])
+def test_a_source_that_changes_meanwhile_is_refused(driver: Driver, source: Path, tmp_path: Path, change: str,
+                                                    hold: Any) -> None:
+    """hold: when some of it has been read, or only the headers."""
     shutil.copytree(source, tmp_path / "m")
-    running = driver.start(tmp_path / "m", tmp_path / "o", "--no-proof", hold=EMIT)
+    running = driver.start(tmp_path / "m", tmp_path / "o", "--no-proof", hold=hold)
     running.until_held()
     for path in (tmp_path / "m").glob("*.safetensors"):
         if change == "gone":

@@ -230,3 +230,15 @@ def test_what_json_writes_is_read_back_the_same(value: Any, ascii_only: bool, in
     back = parse_json(text.encode("utf-8"), "x")
     assert back == value
     assert type(back) is type(value)
+
+
+@pytest.mark.parametrize("digits", ["1000000000000000019884624838656", "-" + "9" * 21, "9" * 300])
+def test_a_long_integer_is_a_float_where_every_value_is_checked(digits: str) -> None:
+    data = b'{"model_max_length": ' + digits.encode() + b"}"
+    assert parse_json(data, "tokenizer_config.json", finite=False) == {"model_max_length": float(digits)}
+    assert refusal(data).code == "config-range"
+
+
+def test_an_integer_beyond_a_float_is_refused_everywhere() -> None:
+    with pytest.raises(InputRefused, match="an integer of 301 digits"):
+        parse_json(b"[" + b"9" * 301 + b"]", "x.json", finite=False)
