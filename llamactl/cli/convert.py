@@ -66,8 +66,15 @@ def convert(
                          help=_near(str(dtype), ("bf16", "fp16", "fp32", "q8_0")))
     if kind == "Q8_0" and to != "gguf":
         raise UsageError("usage", "--dtype q8_0 is a GGUF type", help="add --to gguf, or choose bf16, fp16 or fp32")
+    if not target.strip():
+        raise UsageError("usage", "DST is empty", help="name the folder to make")
+    if target.endswith(".gguf") and to != "gguf":
+        raise UsageError("usage", f"{target!r} is the name of a GGUF file, and --to {to} makes a folder",
+                         help="add --to gguf, or name a folder")
     if text is not None and not proof:
         raise UsageError("usage", "--text is measured by the proof: leave --no-proof out")
+    if text is not None and dry_run:
+        raise UsageError("usage", "--text is measured on what was written: leave --dry-run out")
     from llamactl.cli.converting import convert as run
 
     wanted = Wanted(layout=to, dtype=kind, shard_bytes=_bytes(shard_size), kv_heads=kv_heads, tied=tie,

@@ -9,7 +9,7 @@ from llamactl.cli.located import Located, locate, need_torch
 from llamactl.cli.options import Access, Output
 from llamactl.cli.planning import Conversion, Notes, plan
 from llamactl.cli.targets import Wanted
-from llamactl.errors import InputRefused, UsageError
+from llamactl.errors import InputRefused, NotAvailable, UsageError
 from llamactl.spec.model import Model
 
 LOSS_TOKENS = 1024  # of --text
@@ -39,7 +39,7 @@ def convert(ref: str, path: str, wanted: Wanted, out: Output, reach: Access, *, 
     inputs = {"to": wanted.layout, "dtype": wanted.dtype, "shard_bytes": wanted.shard_bytes,
               "kv_heads": wanted.kv_heads, "tie": wanted.tied, "vocab_pad_to": wanted.vocab, "ranks": wanted.ranks,
               "context": wanted.context, "allow_overflow": clamp, "tokenizer": tokenizer, "dry_run": dry_run,
-              "proof": proof, "digest": digest}
+              "proof": proof, "digest": digest, "force": force, "text": text}
     loaded: Any = _Loaded(at.source, at.model, notes)
     show("convert", [loaded], [report], inputs, out, result=report.to_dict())
 
@@ -59,7 +59,12 @@ def _ids(at: Located, file: str) -> list[int]:
     from llamactl.tokens import open_tokenizer
 
     need_torch("measuring a loss")
-    tokenizer = open_tokenizer(at.path if at.layout == "gguf" else at.folder, vocab=at.model.embed.vocab)
+    try:
+        tokenizer = open_tokenizer(at.path if at.layout == "gguf" else at.folder, vocab=at.model.embed.vocab)
+    except NotAvailable as e:
+        if e.code == "tokenizer-missing":
+            e.help = "leave --text out, or put the tokenizer beside the weights"
+        raise
     ids = tokenizer.encode(read_prompt(None, file, False) or "")
     room = min(LOSS_TOKENS, at.model.context.usable or LOSS_TOKENS)
     if len(ids) < 2:

@@ -63,6 +63,8 @@ def handled(argv: Sequence[str]) -> Iterator[Outcome]:
         outcome.code = _report(UsageError("usage", e.format_message()), argv)
     except MemoryError:
         outcome.code = _report(OutputError("memory", "out of memory"), argv)
+    except ImportError as e:
+        outcome.code = _report(OutputError("memory", "out of memory"), argv) if _no_room(e) else _bug(e, argv)
     except OSError as e:
         outcome.code = _not_written(e, argv) if _is_stdout(e) else _bug(e, argv)
     except Exception as e:
@@ -131,6 +133,11 @@ def _bug(e: Exception, argv: Sequence[str]) -> int:
     bug = _Stopped("bug", f"{where}; please report this, with --debug's output", EXIT_BUG)
     bug.__cause__ = e
     return _report(bug, argv)
+
+
+def _no_room(e: ImportError) -> bool:
+    """Whether a library could not be loaded for want of memory ('ulimit -v')."""
+    return "failed to map" in str(e) or "annot allocate memory" in str(e)
 
 
 def _is_stdout(e: OSError) -> bool:

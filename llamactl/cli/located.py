@@ -84,6 +84,7 @@ def open_files(at: Located) -> Files:
     with absent_here(at.source, at.folder):
         if (weights := _safetensors(at.path, at.layout)) is not None:
             return SafetensorsFiles(weights)
+        _check_pickles(at.path)
         need_torch("reading PyTorch files")
         from llamactl.net.weights import open_reader
         from llamactl.net.weights_bytes import PickleFiles
@@ -131,6 +132,18 @@ def _safetensors(path: str, layout: str) -> Any:
         return None
 
 
+def _check_pickles(path: str) -> None:
+    """Refuse what is no file of torch's before torch is imported, which takes longer than the look."""
+    from llamactl.checkpoint.pickles import check_pickle, pickle_files
+
+    if not os.path.isdir(path):
+        check_pickle(path)
+        return
+    ranks = sorted(n for n in os.listdir(path) if n.startswith("consolidated.") and n.endswith(".pth"))
+    for file in [os.path.join(path, n) for n in ranks] or pickle_files(path):
+        check_pickle(file, inside=path)
+
+
 def _layout(path: str, model: Model) -> str:
     """hf, or lesson where the family has one and more of its names are stored."""
     if not hasattr(arch.family(model.family), "LESSON"):
@@ -156,6 +169,7 @@ def _names(path: str) -> Iterable[str]:
     weights = _safetensors(path, "hf")
     if weights is not None:
         return list(weights.tensors)
+    _check_pickles(path)
     need_torch("reading PyTorch files")
     from llamactl.net.weights import stored_names
 
@@ -235,6 +249,7 @@ def _nanogpt_file(path: str) -> str | None:
 
 
 def _nanogpt(path: str) -> Located:
+    _check_pickles(path)
     need_torch("reading PyTorch files")
     from llamactl.arch._nanogpt import from_model_args
     from llamactl.net.weights_pickle import load_pickle

@@ -104,9 +104,10 @@ def _accounted(at: Located, files: Files, wanted: Wanted) -> tuple[Located, Acco
         at = replace(at, model=set_tie(at.model, False))
         found = look(at.model)
     if found.strangers:
-        raise InputRefused("weights-unexpected", f"{len(found.strangers):,} stored tensors are not part of this model: "
-                           f"{listed(found.strangers)}", path=at.path,
-                           help="the config is of another model than the weights, or the names have a foreign prefix")
+        many = f"{len(found.strangers):,} stored tensors are" if len(found.strangers) > 1 else "1 stored tensor is"
+        raise InputRefused("weights-unexpected", f"{many} not part of this model: {listed(found.strangers)}",
+                           path=at.path, help="the config is of another model than the weights, or the names have a "
+                           "foreign prefix")
     if wanted.tied and not at.model.tied:
         head, table = found.at["head.weight"][1], found.at["embed.weight"][1]
         if not _same(files, head, table):

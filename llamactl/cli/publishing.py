@@ -60,7 +60,8 @@ def publish(made: Conversion, target: str, out: Output, *, force: bool, digest: 
     with stage(target, sources=_sources(made.at), need=sum(sizes.values()), force=force, single=single) as staging:
         with Progress(out, "writing", sum(f.nbytes() for f in made.weights)) as seen:
             emitter = Emitter(made.files, made.values, digest=digest, seen=seen)
-            for f in made.weights:
+            for n, f in enumerate(made.weights, 1):
+                seen.what = f"writing file {n} of {len(made.weights)}"
                 with staging.create(single or f.name) as file:
                     f.write(file, emitter)
             for name, data in () if single else made.texts.items():

@@ -61,13 +61,18 @@ def target(at: Located, model: Model, wanted: Wanted, dtype: str, *, tokenizer: 
     """
     if wanted.layout in ("meta", "nanogpt", "lesson") and not hasattr(arch.family(model.family), wanted.layout.upper()):
         raise InputRefused("layout-unknown", f"there is no {wanted.layout} layout for {model.family}",
-                           help="hf" + (" and gguf" if hasattr(arch.family(model.family), "GGUF_NAMES") else "")
-                           + " can be written")
+                           help=f"it can be written as {', '.join(_layouts(model))}")
     if wanted.ranks > 1 and wanted.layout != "meta":
         raise UsageError("usage", "--ranks belongs to --to meta")
     if wanted.shard_bytes is not None and wanted.layout not in ("hf", "lesson"):
         raise UsageError("usage", f"--shard-size is for safetensors; {wanted.layout} has its own files")
     return _MAKE[wanted.layout](at, model, wanted, dtype, tokenizer)
+
+
+def _layouts(model: Model) -> list[str]:
+    """The layouts that the model's family has names for."""
+    family = arch.family(model.family)
+    return [x for x in LAYOUTS if hasattr(family, "GGUF_NAMES" if x == "gguf" else x.upper()) or x == "hf"]
 
 
 def _hf(at: Located, model: Model, wanted: Wanted, dtype: str, tokenizer: bool) -> Target:

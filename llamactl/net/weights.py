@@ -19,20 +19,14 @@ from torch import Tensor
 
 from llamactl.checkpoint.account import Account, account
 from llamactl.checkpoint.folder import read_file, read_folder
-from llamactl.checkpoint.safetensors import quote
+from llamactl.checkpoint.pickles import pickle_files
 from llamactl.errors import InputRefused
 from llamactl.net.weights_gguf import GgufReader
 from llamactl.net.weights_mapped import DTYPES, Reader, SafetensorsReader
 from llamactl.net.weights_meta import meta_reader
 from llamactl.net.weights_pickle import PickleReader
-from llamactl.spec.jsontext import read_json
 from llamactl.spec.model import Model
 from llamactl.spec.naming import Rule, Stored, read, read_expert, stored_tensors
-
-_PICKLES = (".bin", ".pt", ".pth")
-_BIN, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-_NO_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "training_args", ".")
-MAX_FILES = 10_000
 
 
 class Weights:
@@ -113,48 +107,10 @@ def _folder_reader(path: str) -> Reader:
     except InputRefused as e:
         if e.code != "weights-format":
             raise
-        files = _pickles(path)
+        files = pickle_files(path)
         if not files:
             raise
     return PickleReader(files, inside=path)
-
-
-def _pickles(folder: str) -> list[str]:
-    """The pickles that are the model: by index, else pytorch_model.bin, else the only one there is."""
-    names = sorted(n for n in os.listdir(folder) if n.endswith(_PICKLES) and not n.startswith(_NO_WEIGHTS))
-    index = os.path.join(folder, _BIN_INDEX)
-    if os.path.lexists(index):
-        shards = _indexed(index)
-        absent = [s for s in shards if not os.path.exists(os.path.join(folder, s))]
-        if absent:
-            raise InputRefused("shard-missing", f"missing: {len(absent):,} of {len(shards):,} files that the index "
-                               f"names: {', '.join(map(quote, absent[:20]))}", path=folder,
-                               help="download the missing files; a part of a model is never read")
-        return [os.path.join(folder, s) for s in shards]
-    if _BIN in names:
-        return [os.path.join(folder, _BIN)]
-    if len(names) > 1:
-        raise InputRefused("weights-ambiguous", f"{len(names)} pickles, and no index says which belong together: "
-                           f"{', '.join(map(quote, names[:20]))}", path=folder, help="keep one copy of the weights")
-    return [os.path.join(folder, n) for n in names]
-
-
-def _indexed(index: str) -> list[str]:
-    """The files that a pytorch_model.bin.index.json names: plain names inside the folder."""
-    from llamactl.checkpoint.disk import check_regular
-
-    check_regular(index, inside=os.path.dirname(index))
-    data = read_json(index)
-    named = data.get("weight_map") if isinstance(data, dict) else None
-    if not isinstance(named, dict) or not named or not all(isinstance(v, str) for v in named.values()):
-        raise InputRefused("index-schema", "no weight_map: which file holds which tensor is unknown", path=index,
-                           help="download the index again")
-    shards = sorted(set(named.values()))
-    bad = [s for s in shards if os.path.basename(s) != s or "\\" in s or "\0" in s or not s.endswith(_PICKLES)]
-    if bad or len(shards) > MAX_FILES:
-        what = f"weight_map names {quote(bad[0])}" if bad else f"weight_map names {len(shards):,} files"
-        raise InputRefused("index-path", what, path=index, help="files are *.bin inside the model folder")
-    return shards
 
 
 def _compared(reader: Reader, found: Account, model: Model, rules: Sequence[Rule]) -> Account:

@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
-import zipfile
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from llamactl.checkpoint.disk import looks_like, open_regular
 from llamactl.checkpoint.held import Held
+from llamactl.checkpoint.pickles import SAFETENSORS, check_pickle, unsafe
 from llamactl.checkpoint.safetensors import quote
 from llamactl.errors import InputRefused
 
-MAX_ENTRIES = 1 << 17
-MAX_DIRECTORY_BYTES = 32_000_000  # of the zip; an entry takes some 100
-MAX_PICKLE_BYTES = 32_000_000  # of the names and shapes; 100,000 tensors take some 20 MB
 MAX_DEPTH = 8  # dicts in dicts, down to the tensors
-_END, _END64, _LOCATOR64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _WORDS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8",
           torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64", torch.int16: "I16", torch.bool: "BOOL",
           torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}
-_PICKLE = "/data.pkl"
-_SAFETENSORS = "save the weights as safetensors"
 
 
 class PickleReader:
@@ -75,7 +67,7 @@ def state_dict(data: Any, path: str, under: str | None = None) -> tuple[dict[str
             break
     if not isinstance(data, Mapping) or not any(isinstance(v, Tensor) for v in data.values()):
         what = f"no state dict under {under!r}" if under else "no state dict: not a mapping of names to tensors"
-        raise InputRefused("pickle-format", what, path=path, help=_SAFETENSORS)
+        raise InputRefused("pickle-format", what, path=path, help=SAFETENSORS)
     found = {k: v.detach() for k, v in data.items() if isinstance(k, str) and isinstance(v, Tensor)}
     return found, [str(k) for k in data if k not in found]
 
@@ -87,89 +79,17 @@ def load_pickle(path: str, *, inside: str | None = None) -> Any:
     compressed, too large, damaged), pickle-storage (a tensor reaches out of its storage, storages out of the file), and
     those of disk.open_regular.
     """
-    file, size = open_regular(path, inside=inside)
-    with file:
-        _check_zip(file, size, path)
+    size = check_pickle(path, inside=inside)
     try:
         data = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as e:
-        raise _unsafe(str(e), path) from None
+        raise unsafe(str(e), path) from None
     except Exception as e:  # whatever a damaged file makes of torch's reader
         said = (str(e).strip().splitlines() or [type(e).__name__])[0]
         raise InputRefused("pickle-format", f"cannot be read as PyTorch weights: {said[:300]}", path=path,
-                           help="download the file again, or " + _SAFETENSORS) from None
+                           help="download the file again, or " + SAFETENSORS) from None
     _check_storages(data, size, path)
     return data
-
-
-def _unsafe(said: str, path: str) -> InputRefused:
-    named = re.search(r"GLOBAL ([\w.]+)", said) or re.search(r"(?:class|type) ([\w.]+\.[\w.]+)", said)
-    if named is None:
-        line = next((x for x in said.splitlines() if "nsupported" in x or "error:" in x), said[:200])
-        return InputRefused("pickle-unsafe", f"the restricted unpickler refuses it: {line.strip()[:200]}", path=path,
-                            help=_SAFETENSORS)
-    return InputRefused("pickle-unsafe", f"it asks for {named[1]}, which no weights need; such a file could run any "
-                        "program, so it is not read", path=path, help=f"{_SAFETENSORS} where you trust the file")
-
-
-def _check_zip(file: BinaryIO, size: int, path: str) -> None:
-    """torch's zip format, every entry stored as it is, and nothing so large that reading it is the attack."""
-    head = file.read(512)
-    if not head.startswith(b"PK\x03\x04"):
-        if re.match(rb"\x80[\x02-\x05]", head):
-            raise InputRefused("pickle-format", "a pickle in the format before torch 1.6; it cannot be mapped, and its "
-                               "sizes cannot be checked first", path=path,
-                               help=f"load and torch.save it again where you trust it, or {_SAFETENSORS}")
-        code, what, help = looks_like(head) or (None, "not a file that torch.save writes (a zip)", _SAFETENSORS)
-        raise InputRefused(code or "pickle-format", what, path=path, help=help)
-    directory = _directory_bytes(file, size)
-    if directory is None or directory > MAX_DIRECTORY_BYTES:
-        what = "a zip without its end: cut short" if directory is None else f"a zip directory of {directory:,} bytes"
-        raise InputRefused("pickle-format", what, path=path, help="download the file again")
-    try:
-        with zipfile.ZipFile(file) as z:
-            wrong = _wrong(z.infolist(), size)
-            pickled = b"" if wrong else z.read(next(e for e in z.infolist() if e.filename.endswith(_PICKLE)))
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError, UnicodeError) as e:
-        raise InputRefused("pickle-format", f"a damaged zip: {e}", path=path, help="download the file again") from None
-    if wrong:
-        raise InputRefused("pickle-format", wrong, path=path, help=_SAFETENSORS)
-    if b"\nbytearray\n" in pickled:  # torch allows it, and it takes as much memory as a number in the file says
-        raise _unsafe("GLOBAL bytearray", path)
-
-
-def _wrong(entries: Sequence[zipfile.ZipInfo], size: int) -> str | None:
-    """What keeps a zip of these entries, in a file of `size` bytes, from being read; None if nothing does."""
-    if len(entries) > MAX_ENTRIES:
-        return f"{len(entries):,} entries; at most {MAX_ENTRIES:,} are read"
-    for e in entries:
-        if e.compress_type != zipfile.ZIP_STORED or e.compress_size != e.file_size or e.flag_bits & 1:
-            return f"{quote(e.filename)} is compressed or encrypted; torch.save stores entries as they are"
-        if e.filename.endswith(".pkl") and e.file_size > MAX_PICKLE_BYTES:
-            return f"{quote(e.filename)} has {e.file_size:,} bytes; at most {MAX_PICKLE_BYTES:,} are read"
-    if sum(e.file_size for e in entries) > size:
-        return f"its entries take {sum(e.file_size for e in entries):,} bytes, the file has {size:,}"
-    pickles = sum(e.filename.endswith(_PICKLE) for e in entries)
-    return None if pickles == 1 else f"a zip with {pickles:,} data.pkl; torch.save writes one"
-
-
-def _directory_bytes(file: BinaryIO, size: int) -> int | None:
-    """Bytes of the zip's directory as its end record says them, None without one."""
-    tail_bytes = min(size, 65_535 + 22 + 20)
-    file.seek(size - tail_bytes)
-    tail = file.read(tail_bytes)
-    at = tail.rfind(_END)
-    if at < 0 or at + 16 > len(tail):
-        return None
-    found = int.from_bytes(tail[at + 12 : at + 16], "little")
-    if tail[max(at - 20, 0) : at].startswith(_LOCATOR64):
-        file.seek(min(int.from_bytes(tail[at - 12 : at - 4], "little"), size))
-        record = file.read(56)
-        if not record.startswith(_END64):
-            return None
-        found = int.from_bytes(record[40:48], "little")
-    file.seek(0)
-    return found
 
 
 def _check_storages(data: Any, size: int, path: str) -> None:
@@ -178,7 +98,7 @@ def _check_storages(data: Any, size: int, path: str) -> None:
     for name, t in _tensors(data, "", MAX_DEPTH):
         if t.layout is not torch.strided or t.is_quantized or t.device.type != "cpu":
             raise InputRefused("pickle-format", f"{quote(name)} is a {t.layout} tensor on {t.device.type}, not plain "
-                               "numbers", path=path, help=_SAFETENSORS)
+                               "numbers", path=path, help=SAFETENSORS)
         storage = t.untyped_storage()
         last = t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
         need = (last + 1) * t.element_size() if t.numel() else 0

@@ -696,3 +696,24 @@ def test_what_needs_torch_says_so_in_one_line(torchless: Any, model: Path, gpt2:
     got = torchless(gpt2 if args[0] == "g" else model, "out", *args[1:])
     failed(got, 4, "extra-missing", "needs torch, which is not installed", "help: pip install 'llamactl[")
     assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "ckpt.pt"])
+@pytest.mark.parametrize("data", [b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n",
+                                  b"PK\x03\x04", b"\x80\x02}q\x00."], ids=["lfs", "cut", "raw"])
+def test_a_file_that_is_no_torch_file_is_refused_before_torch_is_imported(torchless: Any, model: Path, tmp_path: Path,
+                                                                          name: str, data: bytes) -> None:
+    (folder := tmp_path / "bad").mkdir()
+    (folder / name).write_bytes(data)
+    if name == "pytorch_model.bin":
+        shutil.copy(model / "config.json", folder)
+    if name == "consolidated.00.pth":
+        params = {"dim": 64, "n_layers": 2, "n_heads": 8, "vocab_size": 101, "multiple_of": 32}
+        (folder / "params.json").write_text(json.dumps(params))
+    failed(torchless(folder, "out"), 3, "lfs-pointer|pickle-format")
+
+
+@pytest.mark.parametrize(("args", "words"), [((), "is empty"), (("x.gguf",), "name of a GGUF file"),
+                                             (("out", "--text", "t.txt", "--dry-run"), "leave --dry-run out")])
+def test_a_target_that_cannot_be_meant(cli: Any, model: Path, args: tuple[str, ...], words: str) -> None:
+    failed(cli("convert", model, *(args or ("",))), 2, "usage", words)

@@ -555,3 +555,14 @@ def test_a_source_that_changes_meanwhile_is_refused(driver: Driver, source: Path
         assert os.listdir(tmp_path) == ["m"]
     else:
         assert sorted(os.listdir(tmp_path)) == ["m", "o"]
+
+
+def test_a_library_that_finds_no_room_is_no_bug(cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from llamactl.cli import converting
+
+    def locate(*_: Any, **__: Any) -> Any:
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    monkeypatch.setattr(converting, "locate", locate)
+    got = cli("convert", tmp_path, tmp_path / "out")
+    assert (got.code, got.out, got.err) == (5, "", "error[memory]: out of memory\n")

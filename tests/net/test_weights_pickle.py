@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from llamactl import arch
+from llamactl.checkpoint import pickles
 from llamactl.errors import InputRefused, LlamactlError
-from llamactl.net import weights_pickle
 from llamactl.net.weights import Weights, open_weights
 from llamactl.net.weights_pickle import load_pickle
 
@@ -328,7 +328,7 @@ def test_a_huge_directory_is_not_walked(small: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "value", "said"), [("MAX_ENTRIES", 1, "entries"), ("MAX_PICKLE_BYTES", 10, "bytes")])
 def test_the_bounds_of_a_zip(small: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, said: str) -> None:
-    monkeypatch.setattr(weights_pickle, limit, value)
+    monkeypatch.setattr(pickles, limit, value)
     e = refused(load_pickle, str(small))
     assert e.code == "pickle-format"
     assert said in e.message
