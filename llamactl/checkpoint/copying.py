@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -138,31 +138,6 @@ def write_all(fd: int, buffer: Buffer, seen: Seen | None = None) -> None:
         rest = rest[n:]
         if seen is not None:
             seen(n)
-
-
-def gather(view: memoryview, row_bytes: int, rows: Sequence[int], block: int = BLOCK) -> Iterator[bytes | memoryview]:
-    """Rows of a matrix in the order of `rows`, in blocks of whole rows, about `block` bytes each.
-
-    view: the matrix, contiguous bytes, row after row. A block whose rows lie together is a part of `view`, not a copy.
-    Raises ValueError for a row that the matrix does not have, or for bytes that are no whole rows.
-    """
-    if row_bytes < 1 or len(view) % row_bytes:
-        raise ValueError(f"{len(view):,} bytes are no rows of {row_bytes:,}")
-    if rows and not (min(rows) >= 0 and max(rows) < len(view) // row_bytes):
-        raise ValueError(f"rows {min(rows):,} .. {max(rows):,} of {len(view) // row_bytes:,}")
-    at_once = max(1, block // row_bytes)
-    for start in range(0, len(rows), at_once):
-        part = rows[start : start + at_once]
-        # Runs cost a look at each pair, which orders without any (RoPE's) need not pay: the first pair tells.
-        runs = _runs(part) if len(part) > 1 and part[1] == part[0] + 1 else [(row, row + 1) for row in part]
-        pieces = [view[first * row_bytes : after * row_bytes] for first, after in runs]
-        yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Rows as (first, one after the last) of each run of neighbours."""
-    cuts = [n for n in range(1, len(rows)) if rows[n] != rows[n - 1] + 1]
-    return [(rows[a], rows[b - 1] + 1) for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
 
 
 class Mapped:

@@ -194,11 +194,12 @@ def _meta(found: Resolved, where: str, context: int | None) -> Located:
 def _written_context(where: str) -> int | None:
     """The context that the manifest of our own conversion keeps, for params.json has no word for it."""
     from llamactl.checkpoint.disk import check_regular
+    from llamactl.checkpoint.exchange import MANIFEST
     from llamactl.spec.config import POSITIONS
     from llamactl.spec.jsontext import read_json
 
     folder = where if os.path.isdir(where) else os.path.dirname(where) or "."
-    path = os.path.join(folder, "llamactl-manifest.json")
+    path = os.path.join(folder, MANIFEST)
     if not os.path.lexists(path):
         return None
     check_regular(path, inside=folder)

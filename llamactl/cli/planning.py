@@ -64,7 +64,7 @@ def plan(at: Located, wanted: Wanted, *, clamp: bool = False, tokenizer: bool = 
     main = _main_type(files, source)
     aim = target(at, model, wanted, wanted.dtype if wanted.dtype in ("BF16", "F16", "F32") else main,
                  tokenizer=tokenizer)
-    pick = _Pick(files, wanted, main)
+    pick = _Pick(wanted, main)
     rules = arch.names(aim.model, aim.layout)
     planner = Planner(files, source, Side(aim.model, aim.layout, rules), pick)
     weights = aim.files(planner)
@@ -173,7 +173,7 @@ def _main_type(files: Files, source: Side) -> str:
 class _Pick:
     """The dtype of an output: as asked, else as it is; in GGUF vectors and routers stay in F32, as llama.cpp reads."""
 
-    def __init__(self, files: Files, wanted: Wanted, main: str) -> None:
+    def __init__(self, wanted: Wanted, main: str) -> None:
         self.wanted, self.main = wanted, main
 
     def __call__(self, stored: Stored, kinds: Sequence[str]) -> str:

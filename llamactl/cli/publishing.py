@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamactl import __version__
 from llamactl.analysis.conversion import ConvertReport, OutputFile, OutputTensor, Proof
+from llamactl.checkpoint.exchange import MANIFEST
 from llamactl.cli.options import Output
 from llamactl.cli.progress import Progress
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from llamactl.cli.located import Located
     from llamactl.cli.planning import Conversion
 
-MANIFEST = "llamactl-manifest.json"
 Notes = tuple[tuple[str, str], ...]
 
 

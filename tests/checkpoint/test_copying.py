@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from llamactl.checkpoint import copying
-from llamactl.checkpoint.copying import BLOCK, MAX_OPEN, Mapped, copy_range, gather, write_all
+from llamactl.checkpoint.copying import BLOCK, MAX_OPEN, Mapped, copy_range, write_all
 from llamactl.checkpoint.digest import Digest, digest
 from llamactl.checkpoint.folder import read_folder
 from llamactl.errors import InputRefused, NotAvailable
@@ -299,40 +299,6 @@ class TestWriteAll:
         assert (max(asked), sum(seen), max(seen)) == (5000, 20_000, 777)
 
 
-class TestGather:
-    @pytest.mark.parametrize("row_bytes", [1, 6, 512, 4096])
-    @pytest.mark.parametrize("block", [1, 4096, 10_000, 1 << 20])
-    @pytest.mark.parametrize("order", ["shuffled", "rope", "whole", "runs", "backwards", "repeated", "one", "none"])
-    def test_rows(self, order: str, block: int, row_bytes: int) -> None:
-        n = 96
-        rows = {
-            "shuffled": random.Random(1).sample(range(n), n),
-            "rope": [h + x for h in range(0, n, 16) for i in range(8) for x in (i, i + 8)],
-            "whole": range(n),
-            "runs": [*range(64, 96), *range(32, 64), *range(32), 5, 6, 50],
-            "backwards": range(n - 1, -1, -1),
-            "repeated": [3, 3, 3, 4, 4, 5, 5],
-            "one": [95],
-            "none": [],
-        }[order]
-        data = random.Random(2).randbytes(n * row_bytes)
-        blocks = list(gather(memoryview(data), row_bytes, rows, block))
-        assert b"".join(blocks) == b"".join(data[r * row_bytes : (r + 1) * row_bytes] for r in rows)
-        assert all(len(b) % row_bytes == 0 for b in blocks)
-        assert all(len(b) <= max(block, row_bytes) for b in blocks)
-        assert len(blocks) == -(-len(rows) // max(1, block // row_bytes))
-
-    def test_a_run_is_not_copied(self) -> None:
-        data = memoryview(DATA)[: 100 * 64]
-        assert [type(b) for b in gather(data, 64, range(100), 640)] == [memoryview] * 10
-
-    @pytest.mark.parametrize(("row_bytes", "rows"), [(6, [4]), (6, [-1]), (6, [0, 1, 99]), (5, [0]), (0, [0]),
-                                                     (-6, [0])])
-    def test_rows_that_are_not_there(self, row_bytes: int, rows: list[int]) -> None:
-        with pytest.raises(ValueError, match="rows"):
-            list(gather(memoryview(bytes(24)), row_bytes, rows))
-
-
 class TestWindow:
     @pytest.mark.parametrize("how", ["mapped", "read"])
     @pytest.mark.parametrize(("offset", "nbytes"), [(0, len(DATA)), (0, 1), (4095, 2), (4096, 4096), (8, 2 * BLOCK),
@@ -577,7 +543,7 @@ out = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
 mapped.copy(path, 8, size - 8, out, seen)
 mapped.copy(path, 8, size - 8, out, seen, Digest())
 with mapped.window(path, 0, size) as view:
-    for block in copying.gather(view, 4096, range(size // 4096 - 1, -1, -1)):
+    for block in (view[at : at + 4096] for at in range(size - 4096, -1, -4096)):
         seen(len(block))
 os.ftruncate(out, 0)
 copying._STEPS = ()
