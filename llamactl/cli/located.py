@@ -158,11 +158,13 @@ def likeliest(held: Iterable[str], model: Model, layouts: tuple[str, ...]) -> st
 
     held = list(held)
 
-    def hits(layout: str) -> int:
+    hits: dict[str, int] = {}
+    for layout in layouts:
         want = {s.name: s for s in stored_tensors(model, arch.names(model, layout))}
-        return sum(name in want for name in best(held, want)[1].values())
-
-    return max(layouts, key=hits)
+        hits[layout] = sum(name in want for name in best(held, want)[1].values())
+        if hits[layout] == len(want):
+            return layout  # all are there, and no other can have more
+    return max(layouts, key=lambda x: hits[x])
 
 
 def _names(path: str) -> Iterable[str]:

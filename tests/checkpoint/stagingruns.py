@@ -272,4 +272,5 @@ def main(job: str, mode: str, folder: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
     print(json.dumps(main(*sys.argv[1:])))

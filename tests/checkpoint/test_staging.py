@@ -13,7 +13,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -418,6 +418,15 @@ def test_folders_that_cannot_be_synced_do(tmp_path: Path, monkeypatch: pytest.Mo
     assert write(tmp_path / "o").warnings == []
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as a terminal gives it: in the background of a shell it is ignored."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("published", [False, True])
 def test_signals_while_cleaning_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: bool) -> None:
     real = shutil.rmtree
@@ -712,7 +721,7 @@ def test_a_live_run_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("lock", "stays"), [
     (f"{exchange._host()} {os.getpid()}", True), (f"{exchange._host()} {KEY.split('-')[0]}", False),
     (f"other {KEY.split('-')[0]}", True), ("", True), ("x", True), (f"{exchange._host()} 99999999999999", True),
-])
+], ids=["alive", "dead", "elsewhere", "empty", "odd", "beyond"])
 @pytest.mark.parametrize("without", ["locks", "fcntl"])
 def test_without_locks_the_process_id_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str, stays: bool,
                                             without: str) -> None:

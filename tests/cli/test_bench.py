@@ -139,7 +139,7 @@ def test_wrong_words(cli: Any, model: Path, args: str, parts: tuple[str, ...]) -
 
 def absent(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     there = importlib.util.find_spec
-    for module in ("llamactl.net.rivals", "llamactl.cli.runnable"):
+    for module in ("llamactl.net.rivals", "llamactl.cli.located"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None if name in names else there(name))
 
 
