@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from llamactl.errors import OutputError
 
+Data = bytes | Iterable[bytes | memoryview]  # whole, or block by block
 
-def create(path: str, data: bytes, *, force: bool = False) -> None:
+
+def create(path: str, data: Data, *, force: bool = False) -> None:
     """Write a file that nobody had, or with `force` one in its place. Raises OutputError (exit 5)."""
     if os.path.isdir(path):
         raise OutputError("is-a-folder", "is a folder", path=path)
@@ -23,7 +25,7 @@ def create(path: str, data: bytes, *, force: bool = False) -> None:
         raise OutputError("not-written", f"could not be written: {e.strerror or e}", path=path) from None
 
 
-def put(path: str, data: bytes, mode: int, last_look: Callable[[], None] = lambda: None) -> None:
+def put(path: str, data: Data, mode: int, last_look: Callable[[], None] = lambda: None) -> None:
     """A whole new file beside `path`, synced, then one rename. A link keeps pointing at the file it names.
 
     mode: its permissions. last_look: called between the two; what it raises leaves all as it was. Raises OSError.
@@ -35,7 +37,7 @@ def put(path: str, data: bytes, mode: int, last_look: Callable[[], None] = lambd
     fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", suffix=".tmp", dir=folder)
     try:
         with os.fdopen(fd, "wb") as f:
-            f.write(data)
+            f.writelines((data,) if isinstance(data, bytes) else data)
             f.flush()
             os.chmod(temporary, mode)
             os.fsync(f.fileno())

@@ -36,6 +36,12 @@ COMMANDS = {
     "convert": ("llamactl.cli.convert", "Move weights between layouts, streaming and atomic, and prove that what was "
                 "written is what was read."),
     "diff": ("llamactl.cli.diff", "Compare two checkpoints in any layouts, tensor by tensor; exit 1 if they differ."),
+    "verify": ("llamactl.cli.verify", "Say whether a checkpoint or a port is right, where it goes wrong, and what the "
+               "mistake is; exit 1 if not."),
+    "reference": ("llamactl.cli.reference", "Record what a checkpoint answers, for verify to compare with where the "
+                  "checkpoint itself is not."),
+    "ablate": ("llamactl.cli.ablate", "Measure what each part of trained weights is worth: the loss on a text under "
+               "one edit at a time."),
     "presets": ("llamactl.cli.presets", "List the bundled models, or show one."),
     "schema": ("llamactl.cli.schema", "Print the JSON Schema of a command's --json output."),
     "doctor": ("llamactl.cli.doctor", "Look at this installation: what works, what is missing; no network, no token "

@@ -12,12 +12,40 @@ from llamactl.cli.options import Output
 _FIRST, _EVERY = 0.5, 0.2  # seconds
 
 
+def _on(out: Output) -> bool:
+    off = out.format == "json" or out.quiet or "CI" in os.environ or "HF_HUB_DISABLE_PROGRESS_BARS" in os.environ
+    return not off and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Words:
+    """One line that is written over, in words: what is being done and for how long. Appears after half a second."""
+
+    def __init__(self, out: Output) -> None:
+        self.on, self.start, self.said, self.shown = _on(out), time.monotonic(), 0.0, False
+
+    def __enter__(self) -> Words:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        if self.shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self.shown = False
+
+    def __call__(self, what: str) -> None:
+        now = time.monotonic()
+        if not self.on or now - self.start < _FIRST or now - self.said < _EVERY:
+            return
+        self.said, self.shown = now, True
+        sys.stderr.write(f"\r\x1b[K{what}, {now - self.start:.0f} s")
+        sys.stderr.flush()
+
+
 class Progress:
     """One line that is written over: bytes done and to do, rate, time left. Appears after half a second."""
 
     def __init__(self, out: Output, what: str, total: int) -> None:
-        off = out.format == "json" or out.quiet or "CI" in os.environ or "HF_HUB_DISABLE_PROGRESS_BARS" in os.environ
-        self.on = not off and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.on = _on(out)
         self.what, self.total, self.done = what, total, 0
         self.start = self.said = time.monotonic()
         self.shown = False

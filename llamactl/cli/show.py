@@ -38,7 +38,7 @@ def show(command: str, loaded: Sequence[Loaded], reports: Sequence[Any], inputs:
     if out.verbose:
         view["reads"] = [x.model.reads if x.model else () for x in loaded]  # inspect may have no model
     view["sources"] = [f"source: {x.source.source}" + "".join(f", {e}" for e in x.edits) for x in loaded]
-    if command in ("kv-cache", "rope"):
+    if command in ("kv-cache", "rope", "ablate", "verify"):
         view["chart"] = out.format == "table"
     doc = document(command, reports, verbose=out.verbose, **view)
     if out.quiet:

@@ -156,7 +156,7 @@ class SelfAttention(nn.Module):
         first = step.first_key(part)
         if first:
             k, v = k[:, :, first:], v[:, :, first:]
-        if part.softcap is not None or part.sinks:
+        if part.softcap is not None or part.sinks or kernels.plainly():
             y = self._by_matrices(q, k, v, step)
         elif part.alibi:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=self._alibi(step, q), scale=self.scale,
@@ -206,13 +206,18 @@ class SelfAttention(nn.Module):
         return y.reshape(q.shape[0], 1, -1)
 
     def _by_matrices(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
-        """The same in plain steps, for scores that no fused kernel knows: soft caps and sinks. Softmax in fp32."""
+        """The same in plain steps, for scores that no fused kernel knows (soft caps, sinks) or beside one that does.
+
+        Softmax in fp32.
+        """
         part = self.part
         b, _, t, d = q.shape
         rows = q.reshape(b, part.n_kv_heads, self.groups * t, d)
         scores = (rows @ k.transpose(-1, -2) * self.scale).view(b, part.n_heads, t, -1)
         if part.softcap is not None:
             scores = torch.tanh(scores / part.softcap) * part.softcap
+        if part.alibi:
+            scores = scores + self._alibi(step, q)
         mask = step.mask(part)
         if mask is not None:
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)

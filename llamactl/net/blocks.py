@@ -96,6 +96,10 @@ class RowNorm(nn.Module):
     def _norm(self, x: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
         if self.part.kind == "rms":
             return F.rms_norm(x, (self.part.dim,), gain, self.part.eps)
+        if self.part.kind != "layer":
+            from llamactl.net.slips import slipped_norm
+
+            return slipped_norm(self.part, x, gain, bias)
         return F.layer_norm(x, (self.part.dim,), gain, bias, self.part.eps)
 
     def _one_row(self, x: Tensor) -> Tensor:

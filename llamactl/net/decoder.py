@@ -127,10 +127,10 @@ class Decoder(nn.Module):
         self.pos_embed = Table(model.positions.rows, model.positions.dim, **made) if isinstance(
             model.positions, LearnedPositions) else None
         self.embed_norm = RowNorm(model.embed_norm, **made) if model.embed_norm else None
-        self.layers = nn.ModuleList(Block(layer, **made) for layer in model.layers)
+        self.layers = nn.ModuleList(block(layer, **made) for layer in model.layers)
         self.norm = RowNorm(model.norm, **made) if model.norm else None
         self.head = Projection(model.head, **made)
-        self.ropes = dict.fromkeys(x.attn.rope for x in model.layers if x.attn is not None and x.attn.rope is not None)
+        self.ropes = dict.fromkeys(rope for x in model.layers for rope in _ropes(x) if rope is not None)
         self.exact_to = exact_to(model)
         self._tables: dict[tuple[Rope, int | None], RopeTable] = {}
 
@@ -262,6 +262,20 @@ def exact_to(model: Model) -> int | None:
 def build(model: Model, *, dtype: torch.dtype = torch.float32, device: Any = "meta") -> Decoder:
     """The network of `model` with empty weights, on `meta` by default. Raises InputRefused not-runnable."""
     return Decoder(model, dtype=dtype, device=device).eval()
+
+
+def block(layer: Layer, *, dtype: torch.dtype, device: Any) -> Block:
+    """The module of one layer."""
+    if layer.slips is None:
+        return Block(layer, dtype=dtype, device=device)
+    from llamactl.net.slips import SlippedBlock
+
+    return SlippedBlock(layer, dtype=dtype, device=device)
+
+
+def _ropes(layer: Layer) -> tuple[Rope | None, ...]:
+    own = layer.attn.rope if layer.attn is not None else None
+    return (own, *(layer.slips.rotates or ())) if layer.slips is not None else (own,)
 
 
 def _attention(layer: Layer, made: dict[str, Any]) -> nn.Module | None:

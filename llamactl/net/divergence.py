@@ -46,10 +46,9 @@ def compare_logits(a: Tensor, b: Tensor) -> Divergence:
     for at, (x, y) in _blocks((a, "the first"), (b, "the second")):
         largest = max(largest, float((x - y).abs().max()))
         same += int((x.argmax(-1) == y.argmax(-1)).sum())
-        p, q = x.log_softmax(-1), y.log_softmax(-1)
-        kl = (p.exp() * (p - q)).sum(-1).clamp_min(0).tolist()  # below zero by rounding alone
-        divergences += kl
-        first += [value for n, value in enumerate(kl, at) if n % tokens == 0]
+        nats = kl(x.log_softmax(-1), y.log_softmax(-1)).tolist()
+        divergences += nats
+        first += [value for n, value in enumerate(nats, at) if n % tokens == 0]
     count = len(divergences)
     return Divergence(tokens=count, max_abs_dlogit=largest, max_kl=max(divergences),
                       mean_kl=math.fsum(divergences) / count, kl_position_0=math.fsum(first) / len(first),
@@ -80,24 +79,38 @@ def probe_ids(model: Model, n: int = 64) -> Tensor:
     """
     vocab, ends = model.embed.vocab, (positions(model), model.context.trained, model.context.usable)
     count = max(1, min(n, vocab, *(end for end in ends if end is not None)))
-    stride = max(1, round(vocab * (math.sqrt(5) - 1) / 2))  # of the golden ratio: any number of steps covers evenly
-    while math.gcd(stride, vocab) != 1:
-        stride += 1
-    return torch.tensor([[(i + 1) * stride % vocab for i in range(count)]])
+    step = stride(vocab)
+    return torch.tensor([[(i + 1) * step % vocab for i in range(count)]])
+
+
+def stride(vocab: int) -> int:
+    """A step through 0 .. vocab - 1 that comes to all of them, by the golden ratio: any number of steps lies evenly."""
+    step = max(1, round(vocab * (math.sqrt(5) - 1) / 2))
+    while math.gcd(step, vocab) != 1:
+        step += 1
+    return step
+
+
+def blocks(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    """(first row, fp64 rows of each) of tensors (rows, V), some rows at a time; whatever they hold."""
+    height = max(1, BLOCK_BYTES // (8 * tensors[0].shape[-1]))
+    for start in range(0, len(tensors[0]), height):
+        yield start, tuple(t[start : start + height].double() for t in tensors)
+
+
+def kl(p: Tensor, q: Tensor) -> Tensor:
+    """(rows,) KL(p || q) in nats of rows of log-probabilities; NaN where one is not finite."""
+    out: Tensor = (p.exp() * (p - q)).sum(-1).clamp_min(0)  # below zero by rounding alone
+    return out
 
 
 def _blocks(*named: tuple[Tensor, str]) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
     """(first position, fp64 rows of each) in blocks of positions; refused where one is not finite."""
-    flat = [(t.reshape(-1, t.shape[-1]), whose) for t, whose in named]
-    height = max(1, BLOCK_BYTES // (8 * flat[0][0].shape[-1]))
-    for start in range(0, len(flat[0][0]), height):
-        rows = []
-        for t, whose in flat:
-            wide = t[start : start + height].double()
+    for start, rows in blocks(*(t.reshape(-1, t.shape[-1]) for t, _ in named)):
+        for wide, (_, whose) in zip(rows, named, strict=True):
             if not bool(torch.isfinite(wide).all()):
                 bad = (~torch.isfinite(wide)).any(-1).nonzero()[0, 0]
                 raise InputRefused("not-finite", f"the logits of {whose} for token {start + int(bad):,} are not all "
                                    "finite numbers", help="weights or arithmetic overflow: compute in fp32, and look "
                                    "for the weights with llamactl inspect")
-            rows.append(wide)
-        yield start, tuple(rows)
+        yield start, rows

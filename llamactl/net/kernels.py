@@ -12,11 +12,35 @@ alone, never on a timing, so that the same text gives the same bits each time.
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+
+_plain = False
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Inside, a network that is built and run here takes another honest way: what differs is arithmetic alone.
+
+    On the CPU products go by F.linear; attention goes by matrices, latent attention by its other form; rotations come
+    of angles in fp64, of which fp32 keeps less the further a token stands.
+    """
+    global _plain
+    before, _plain = _plain, True
+    try:
+        yield
+    finally:
+        _plain = before
+
+
+def plainly() -> bool:
+    """Whether the other kernels are asked for."""
+    return _plain
 
 
 @cache
@@ -37,6 +61,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b, x (..., in), W (out, in)."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.linear(x, weight, bias)
+    if _plain and not weight.is_mkldnn:
+        return _plain_linear(x, weight, bias)
     if x.dtype == torch.float32:
         return _onednn(x, weight, bias) if onednn() else F.linear(x, weight, bias)
     if weight.is_mkldnn:
@@ -46,6 +72,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = torch.mv(weight, row) if bias is None else torch.addmv(bias, weight, row)
         return y.view(*x.shape[:-1], -1)
     return F.linear(x, weight, bias)
+
+
+def _plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """By F.linear; where that is the way anyhow, in two halves of the sum."""
+    if onednn() and x.dtype == torch.float32:
+        return F.linear(x, weight, bias)
+    half = weight.shape[1] // 2
+    return F.linear(x[..., :half], weight[:, :half]) + F.linear(x[..., half:], weight[:, half:], bias)
 
 
 def packed(weight: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from llamactl.net import kernels
 from llamactl.net.attention import Step
 from llamactl.net.blocks import Linear, RowNorm, not_runnable
 from llamactl.net.cache import LayerCache
@@ -59,7 +60,8 @@ class Latent(nn.Module):
         seen = torch.cat((latent, key), -1)
         if cache is not None:
             seen, _ = step.keep(cache, seen, seen[..., :0])
-        attend = self.absorbed if self.absorbs(step.length, seen.shape[2]) else self.expanded
+        other = kernels.plainly()
+        attend = self.absorbed if self.absorbs(step.length, seen.shape[2]) != other else self.expanded
         return self.o(attend(nope, turned, seen, step).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def absorbs(self, new: int, seen: int) -> bool:

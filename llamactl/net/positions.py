@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from llamactl.net import kernels
 from llamactl.spec.frequencies import frequencies
 from llamactl.spec.model import Model
 from llamactl.spec.rope import Rope
+
+NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Turn(NamedTuple):
@@ -37,7 +40,8 @@ class RopeTable:
         scaled = rope.scaling is not None and rope.scaling.kind == "dynamic"
         limit = model.context.trained if scaled else model.context.usable
         found, self.factor = frequencies(rope, length=length, limit=limit)
-        self.frequencies = torch.tensor(found, dtype=torch.float32, device=device)
+        wide = torch.float64 if kernels.plainly() else torch.float32
+        self.frequencies = torch.tensor(found, dtype=wide, device=device)
         self.dtype = dtype
         self.rows = 0
         self.cos = self.sin = torch.empty(0)
@@ -46,7 +50,7 @@ class RopeTable:
         """The table with at least `rows` positions."""
         if rows > self.rows:
             self.rows = max(rows, min(2 * self.rows, 1 << 20))
-            at = torch.arange(self.rows, device=self.frequencies.device, dtype=torch.float32)
+            at = torch.arange(self.rows, device=self.frequencies.device, dtype=self.frequencies.dtype)
             angles = torch.outer(at, self.frequencies)
             cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
             if self.rope.pairs == "half":
@@ -55,6 +59,14 @@ class RopeTable:
                 cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
             self.cos, self.sin = cos.to(self.dtype), sin.to(self.dtype)
         return self
+
+
+def _rounded(rope: Rope, at: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions and frequencies, in fp32 unless a wrong port has them in another type."""
+    if rope.table is None or not rope.table.startswith("positions-"):
+        return at, frequencies
+    kind = NARROW[rope.table.removeprefix("positions-")]
+    return at.to(kind).float(), frequencies.to(kind).float()
 
 
 def rotate(x: Tensor, turn: Turn, pairs: str) -> Tensor:

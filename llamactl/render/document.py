@@ -40,8 +40,8 @@ Block = Table | Facts | Lines
 
 
 class Document(NamedTuple):
-    """blocks: what people read. main: the one table that csv holds. primary: what -q prints, one number a line."""
+    """blocks: what people read. main: the one table that csv holds. primary: what -q prints, one value a line."""
 
     blocks: tuple[Block, ...]
     main: Table
-    primary: tuple[int | float, ...]
+    primary: tuple[int | float | str, ...]

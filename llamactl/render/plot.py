@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from llamactl.analysis.ablation import AblateReport
 from llamactl.analysis.kvcache import KvCacheReport
 from llamactl.analysis.rope import RopeReport
 from llamactl.errors import NotAvailable, UsageError, printable
@@ -16,8 +17,8 @@ FORMATS = ("png", "svg", "html")
 COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#787774")
 
 
-def picture(command: str, reports: Sequence[Any], file: str) -> bytes:
-    """The picture that `file`'s ending asks for.
+def form_of(file: str) -> str:
+    """The format that `file`'s ending asks for.
 
     Raises UsageError for another ending, NotAvailable without matplotlib.
     """
@@ -25,15 +26,24 @@ def picture(command: str, reports: Sequence[Any], file: str) -> bytes:
     if form not in FORMATS:
         raise UsageError("plot", f"{file!r} does not end in .png, .svg or .html")
     try:
-        import matplotlib
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401  for long work to fail before it begins
     except ImportError:
         raise NotAvailable("extra-missing", "--plot needs matplotlib", help="pip install 'llamactl[plot]'") from None
+    return form
+
+
+def picture(command: str, reports: Sequence[Any], file: str) -> bytes:
+    """The picture that `file`'s ending asks for. Raises as form_of does."""
+    form = form_of(file)
+    import matplotlib
+    from matplotlib.figure import Figure
+
     matplotlib.rcParams.update({"svg.hashsalt": "llamactl", "svg.fonttype": "path", "axes.spines.top": False,
                                 "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "font.size": 9})
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    title = (_rope if command == "rope" else _cache)(axes, reports)
+    draw: Any = {"rope": _rope, "kv-cache": _cache, "ablate": _losses}[command]
+    title = draw(axes, reports)
     axes.set_title(title, loc="left", fontweight="bold")
     out = io.BytesIO()
     if form == "png":
@@ -99,3 +109,17 @@ def _cache(axes: Any, reports: Sequence[KvCacheReport]) -> str:
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, loc="upper left")
     return "KV cache: " + ", ".join(dict.fromkeys(printable(r.id) for r in reports))
+
+
+def _losses(axes: Any, reports: Sequence[AblateReport]) -> str:
+    """A bar for each measured edit, as long as its change of the loss, with the standard error on it."""
+    (r,) = reports
+    rows = [(x.edit, x.change, x.standard_error or 0.0) for x in r.ablations if x.change is not None]
+    if not rows:
+        raise UsageError("plot", "no edit was measured, so there is nothing to draw")
+    names, changes, errors = zip(*reversed(rows), strict=True)
+    axes.barh(range(len(rows)), changes, xerr=errors, color=COLOURS[0], ecolor=COLOURS[5], height=0.7)
+    axes.set_yticks(range(len(rows)), [printable(n) for n in names], fontsize=7)
+    axes.axvline(0, color=COLOURS[5], lw=0.8)
+    axes.set_xlabel(f"change of the loss, nats per token (base {r.base_loss:.3f})")
+    return f"Ablations of {printable(r.id)}"

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from llamactl.analysis.ablation import AblateReport
 from llamactl.analysis.bench import BenchReport
 from llamactl.analysis.budget import CheckReport
 from llamactl.analysis.compare import Card, CompareReport, EvolveReport
@@ -19,7 +20,9 @@ from llamactl.analysis.generation import GenerateReport
 from llamactl.analysis.inspect import InspectReport
 from llamactl.analysis.kvcache import KvCacheReport
 from llamactl.analysis.params import ATTENTION, FEED_FORWARD, ParamsReport
+from llamactl.analysis.recording import RecordingReport
 from llamactl.analysis.rope import RopeReport
+from llamactl.analysis.verification import VerifyReport
 
 INTEGER: dict[str, Any] = {"type": "integer"}
 STRING: dict[str, Any] = {"type": "string"}
@@ -167,6 +170,9 @@ SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "bench": lambda: _models(_report(BenchReport)),
     "convert": lambda: of_dataclass(ConvertReport),
     "diff": _diff,
+    "reference": lambda: _models(_report(RecordingReport)),
+    "ablate": lambda: _models(_report(AblateReport)),
+    "verify": lambda: of_dataclass(VerifyReport),
     "presets": _presets,
     "doctor": _doctor,
     "version": _version,

@@ -32,19 +32,28 @@ def apply(model: Model, text: str) -> Model:
     """`model` with the edit that `text` names (`key=value` or a bare word). UsageError if unknown or impossible."""
     key, eq, value = text.partition("=")
     key = key.strip().replace("-", "_").lower()
-    edit = _BY_WORD.get(key)
+    edit = _BY_WORD.get(key) or _mistake(key)
     if not eq:
         edit, value = _FLAGS.get(key, (None, ""))
-        if edit is None and key in _BY_WORD:
+        if edit is None and (key in _BY_WORD or _mistake(key)):
             raise UsageError("edit", f"{text!r} needs a value", help=f"write {key}=VALUE")
     if edit is None:
         from difflib import get_close_matches
 
-        near = get_close_matches(key, [*_BY_WORD, *_FLAGS], 1)
+        from llamactl.spec.mistakes import BY_NAME
+
+        near = get_close_matches(key, [*_BY_WORD, *_FLAGS, *BY_NAME], 1)
         raise UsageError("edit", f"{text!r} is not a known edit",
                          help=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(e.name for e in EDITS)}")
     changed = edit.change(model, edit.read(edit.name, value.strip()))
     return replace(changed, stored_bytes=None, stored_as=None)  # no file holds the edited model
+
+
+def _mistake(key: str) -> Edit | None:
+    """What only a wrong port does; the list is read when one is asked for."""
+    from llamactl.spec.mistakes import BY_NAME
+
+    return BY_NAME.get(key)
 
 
 def _integer(lo: int, hi: int) -> Callable[[str, str], int]:

@@ -22,8 +22,10 @@ from llamactl.spec.parts import (
     under,
 )
 
-if TYPE_CHECKING:  # only hybrids need these parts, and start-up counts milliseconds
+if TYPE_CHECKING:  # only hybrids and wrong ports need these, and start-up counts milliseconds
+    from llamactl.spec.slips import Slips
     from llamactl.spec.state import StateMixer
+    from llamactl.spec.taken import Taken
 
 
 class Tensor(NamedTuple):
@@ -50,6 +52,7 @@ class Layer:
     state: a mixer with a fixed state (Mamba, linear attention) instead of attention, or beside it. Hybrids have layers
     without attention, and some without a feed-forward. extra: tensors of one family's own, under canonical paths.
     residual_scale: factor on each branch before it is added (MiniCPM, Granite), None for 1.
+    slips: what a wrong port computes here and no family does, None for nothing.
     """
 
     attn: Mixer | None
@@ -63,6 +66,7 @@ class Layer:
     parallel: bool = False
     post_residual: bool = False
     residual_scale: float | None = None
+    slips: Slips | None = None
 
     @lru_cache  # noqa: B019  layers are values: few distinct ones
     def leaves(self) -> Leaves:
@@ -125,7 +129,8 @@ class Model:
     windowed layers at the window (llama.cpp ignores the window of uniformly windowed families).
     dropout: the largest rate the config trains with. extra: tensors of one family's own outside the blocks.
     stored_bytes, stored_as: what one file's tensors take and their types by size, "Q4_1 + F32"; None if not read.
-    notes: (code, message) warnings of the reading. reads: (key, value, how) of every config value used.
+    taken: tensors that edits have read otherwise than stored. notes: (code, message) warnings of the reading.
+    reads: (key, value, how) of every config value used.
     """
 
     family: str
@@ -148,6 +153,7 @@ class Model:
     stored_bytes: int | None = None
     stored_as: str | None = None
     window_engines: tuple[str, ...] = ("arch", "hf", "vllm", "llama.cpp")
+    taken: tuple[tuple[Taken, ...], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     reads: tuple[tuple[str, object, str], ...] = field(default=(), compare=False, repr=False)
 

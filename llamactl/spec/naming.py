@@ -100,11 +100,11 @@ class RopePairs:
         canonical, dim = (place.rope.pairs, place.rope.dim) if place.rope else ("half", head - head % 2)
         if canonical == self.pairs:
             return [array]
-        return [array[_turned_rows(self.pairs, canonical, place.groups, head, dim)]]
+        return [array[turned_rows(self.pairs, canonical, place.groups, head, dim)]]
 
 
 @lru_cache(64)
-def _turned_rows(stored: str, canonical: str, groups: int, head: int, dim: int) -> list[int]:
+def turned_rows(stored: str, canonical: str, groups: int, head: int, dim: int) -> list[int]:
     """The stored row of each canonical row; made once, for every layer asks for the same. Not to be changed."""
     of = _rows(stored, dim)  # stored row r is the `of[r]`-th in order of (pair, member), and so is canonical
     at = {lane: row for row, lane in enumerate(of)}

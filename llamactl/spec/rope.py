@@ -37,6 +37,8 @@ class Rope:
     pairs: "half" turns (j, j + dim/2) as HF files do, "adjacent" turns (2j, 2j + 1) as Meta's original files do.
     span: the first pairs of this many dimensions turn, the others stand still: theta^(-2j/span) for (j, j + span/2)
     (Gemma 4's "proportional"); None for dim.
+    start: added to every position. backwards: turned the other way. table: dtype to which the angles or the table of
+    cosines and sines is rounded ("positions-bf16", "bf16", "fp16"). No family has these three; wrong ports do.
     """
 
     dim: int
@@ -44,3 +46,6 @@ class Rope:
     scaling: RopeScaling | None = None
     pairs: str = "half"
     span: int | None = None
+    start: int = 0
+    backwards: bool = False
+    table: str | None = None

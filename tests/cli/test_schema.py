@@ -95,8 +95,14 @@ def test_no_object_takes_a_key_more_or_a_key_less(cli: Any, validator: Any, fold
     args = {"generate": (speaker.write(tmp_path / "speaker", speaker.chain("Abc")), "-p", "A", "--logprobs"),
             "bench": (speaker.write(tmp_path / "timed", speaker.chain("Abc")), "--prompt-tokens", "4", "--decode-after",
                       "3", "--new", "2", "--batch", "1", "--repeat", "1"),
+            "ablate": (speaker.write(tmp_path / "edited", speaker.chain("Abc")), "--tokens", "8", "--edits", "gelu"),
+            "verify": (speaker.write(tmp_path / "port", speaker.chain("Abc")), "--reference",
+                       speaker.write(tmp_path / "source", speaker.chain("Acb")), "--tokens", "65,66,67,68",
+                       "--no-explain"),
             "params": ("mixtral-8x7b", folder(tensors={**tiny.tensors(tiny.config), "x": ("F32", (1,))}), "--weights"),
             "kv-cache": ("gemma-2-9b", "--ctx", "16k"),
+            "reference": (folder(name="asked", tensors=tiny.tensors(tiny.config)), "-o", tmp_path / "r.safetensors",
+                          "--layers"),
             "convert": (folder(name="sound", tensors={**tiny.tensors(tiny.config), "a.rotary_emb.inv_freq": (
                         "F32", (4,))}), tmp_path / "converted"),
             "diff": (folder(name="one", tensors=tiny.tensors(tiny.config)),
@@ -191,3 +197,13 @@ def test_the_names_of_schema_1_stay(command: str) -> None:
     assert set(parts["attention"]["properties"]) == {"q", "k", "v", "o", "other", "total"}
     assert set(parts["feed_forward"]["properties"]) == {"gate", "up", "down", "router", "routed_experts",
                                                         "shared_experts", "total"}
+
+
+def test_the_names_of_verify_stay() -> None:
+    result = json.loads((COPIES / "verify.json").read_text())["properties"]["result"]
+    assert {"verdict", "explanations", "first_difference", "measures", "floor", "inventory"} <= set(result["required"])
+    explanation = result["properties"]["explanations"]["items"]
+    assert {"edit", "scope", "residual", "equivalent"} <= set(explanation["required"])
+    measures = result["properties"]["measures"]["anyOf"][0]
+    assert {"max_kl", "mean_kl", "max_abs_dlogit", "top1_agreement", "kl_position_0", "kl_by_quarter"} <= set(
+        measures["required"])

@@ -1,0 +1,206 @@
+"""Where two networks part, and why, told from what flows into and out of every block of the other one.
+
+Each block of ours is fed with what went into the other's, so that every faulty block is reported on its own, whatever
+the blocks before it did. Ideas are tried on the one block; the whole network judges in the end (diagnose.py).
+shapes: T tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from llamactl.net.kernels import plain
+from llamactl.spec.mistakes import Change, Hypothesis, hypotheses
+from llamactl.verify.network import Network
+
+TOKENS = 64  # of the text on which ideas are tried at first
+TIMES = 16  # the floor of a block, the same block by the second path
+LEAST = 2e-6  # relative: the rounding of one fp32 operation, which a floor of nothing does not know
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Flow:
+    """What was seen of the other network: embedded (T, D) and each block's input and output, None where not known.
+
+    logits: (T, V).
+    """
+
+    embedded: Tensor
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor | None]
+    logits: Tensor
+
+
+@dataclass(kw_only=True)
+class Blockwise:
+    """errors[i]: the largest per-token relative error of block i, None where it is not finite; floors likewise.
+
+    embedding, head: their errors (head: the largest |dlogit|), with floors[-2], floors[-1] theirs. faulty: numbers of
+    blocks. because: for each faulty block the changes that leave nothing, by the block alone; [] where none does.
+    order: which of our layers each of the other's blocks is, where that is not their order.
+    """
+
+    errors: list[float | None] = field(default_factory=list)
+    floors: list[float] = field(default_factory=list)
+    embedding: float = 0.0
+    head: float = 0.0
+    embedding_off: bool = False
+    head_off: bool = False
+    faulty: list[int] = field(default_factory=list)
+    because: dict[int, list[list[str]]] = field(default_factory=dict)
+    embedding_because: list[str] = field(default_factory=list)
+    head_because: list[str] = field(default_factory=list)
+    order: tuple[int, ...] | None = None
+    tried: int = 0
+
+
+@torch.no_grad()
+def look(net: Network, flow: Flow, limit: float, *, late: Callable[[], bool], explain: bool = True) -> Blockwise:
+    """Compare block by block, and name what explains each faulty one. limit: of |dlogit|, for the head."""
+    out = Blockwise()
+    ideas = hypotheses(net.model) if explain else []
+    _ends(net, flow, limit, ideas, out)
+    if len(flow.inputs) != net.model.n_layers:
+        _aligned(net, flow, out)
+        return out
+    for i in range(net.model.n_layers):
+        x, y = flow.inputs[i][None], flow.outputs[i]
+        error, floor = 0.0 if y is None else _error(net, (), i, x, y[None]), _floor(net, i, x)
+        out.errors.append(error if error < float("inf") else None)
+        out.floors.append(floor)
+        if error > floor:
+            out.faulty.append(i)
+    if not explain:
+        return out
+    layered = [h for h in ideas if h.layered]
+    for i in out.faulty:
+        if late():
+            break
+        out.because[i] = _because(net, flow, i, out, layered, late)
+    if out.faulty and not all(out.because.get(i) for i in out.faulty):
+        _aligned(net, flow, out)
+    out.tried += net.runs
+    return out
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    """The largest, over tokens, of |got - want| / |want|; infinite where it is not finite."""
+    far = (got - want).float().norm(dim=-1) / want.float().norm(dim=-1).clamp_min(1e-30)
+    return float(far.max()) if bool(torch.isfinite(far).all()) else float("inf")
+
+
+def _error(net: Network, changes: Sequence[Change], i: int, x: Tensor, want: Tensor) -> float:
+    got = net.block(changes, i, x)
+    return float("inf") if got is None or got.shape != want.shape else relative(got, want)
+
+
+def _floor(net: Network, i: int, x: Tensor) -> float:
+    """The relative error of block i that counts as arithmetic."""
+    with plain():
+        other = net.block((), i, x)
+    own = net.block((), i, x)
+    assert own is not None
+    assert other is not None
+    found = relative(other, own)
+    return max(TIMES * found, LEAST) if found < float("inf") else LEAST
+
+
+def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[Hypothesis], late: Callable[[], bool]
+             ) -> list[list[str]]:
+    """Sets of edits that make block i the other's; those that explained another block first, then each, then two."""
+    y = flow.outputs[i]
+    assert y is not None
+    x, want, floor = flow.inputs[i][None], y[None], out.floors[i]
+    few = min(TOKENS, x.shape[1])
+
+    def holds(texts: Sequence[str], whole: bool = False) -> bool:
+        changes = [Change(t, i) for t in texts]
+        if not whole and _error(net, changes, i, x[:, :few], want[:, :few]) > floor:
+            return False
+        return _error(net, changes, i, x, want) <= floor
+
+    known = [texts for found in out.because.values() for texts in found]
+    unique = list(dict.fromkeys(tuple(t) for t in known))
+    whole = {h.text for h in ideas if h.whole}
+    again = [list(t) for t in unique if holds(t, any(x in whole for x in t))]
+    if again:
+        return again
+    singles = [[h.text] for h in ideas if holds([h.text], h.whole)]
+    others = _others(net, i)
+    singles += [[t] for t in others if not singles and holds([t])]
+    if singles or late():
+        return singles
+    both = [[t, h.text] for t in others[-1:] for h in ideas if holds([t, h.text], h.whole)]
+    if both:
+        return both
+    ranked = []
+    for h in ideas:
+        if not h.whole:
+            ranked.append((_error(net, [Change(h.text, i)], i, x[:, :few], want[:, :few]), h.text))
+    ranked.sort()
+    for error, text in ranked[:4]:
+        if late() or error > 0.8 * (out.errors[i] or float("inf")):
+            break
+        both = [[text, h.text] for h in ideas if h.text != text and holds([text, h.text], h.whole)]
+        if both:
+            return both
+    return []
+
+
+def _others(net: Network, i: int) -> list[str]:
+    """The tensors of layer i that the other side is known to have another of: each, and all of them last."""
+    names = [n.removeprefix(f"layers.{i}.") for n in net.others if n.startswith(f"layers.{i}.")]
+    return [f"another={n}" for n in names] + ([f"another={','.join(names)}"] if len(names) > 1 else [])
+
+
+def _ends(net: Network, flow: Flow, limit: float, ideas: Sequence[Hypothesis], out: Blockwise) -> None:
+    """The embedding and the head, each fed with the other's own input."""
+    run = net.opened((), net.tokens)
+    assert run is not None
+    ours = run.embedded()[0]
+    out.embedding = relative(ours, flow.embedded) if ours.shape == flow.embedded.shape else float("inf")
+    out.embedding_off = out.embedding > LEAST
+    end = flow.outputs[-1]
+    last = flow.inputs[-1][None] if end is None else end[None]
+    out.head = 0.0 if end is None else _off(run.head(last)[0], flow.logits)
+    out.head_off = out.head > limit
+    texts = [h.text for h in ideas if h.about.name != "layer_order"]
+    texts += [f"another={n}" for n in net.others if not n.startswith("layers.")]
+    for text in texts if out.embedding_off or out.head_off else ():
+        made = net.opened([Change(text)], net.tokens)
+        if made is None or made.model.n_layers != net.model.n_layers:
+            continue
+        same = made.model.norm == net.model.norm and made.model.head == net.model.head and not made.model.taken
+        if out.head_off and not same and _off(made.head(last[:, :8])[0], flow.logits[:8]) <= limit and _off(
+                made.head(last)[0], flow.logits) <= limit:
+            out.head_because.append(text)
+        if out.embedding_off:
+            got = made.embedded()[0]
+            if got.shape == flow.embedded.shape and relative(got, flow.embedded) <= LEAST:
+                out.embedding_because.append(text)
+
+
+def _off(got: Tensor, want: Tensor) -> float:
+    d = (got - want.float()).abs().max() if got.shape == want.shape else torch.tensor(float("inf"))
+    return float(d) if bool(torch.isfinite(d)) else float("inf")
+
+
+def _aligned(net: Network, flow: Flow, out: Blockwise) -> None:
+    """Which of our layers each of the other's blocks is; None where one is none of them."""
+    order = []
+    for i, (x, y) in enumerate(zip(flow.inputs, flow.outputs, strict=True)):
+        if y is None:
+            return
+        few = min(TOKENS, len(x))
+        near = sorted(range(net.model.n_layers), key=lambda j, i=i: abs(j - i))  # type: ignore[misc]
+        found = next((j for j in near if _error(net, (), j, x[None, :few], y[None, :few]) <= max(
+            _floor(net, j, x[None, :few]), LEAST)), None)
+        if found is None:
+            return
+        order.append(found)
+    if order != list(range(net.model.n_layers)):
+        out.order = tuple(order)

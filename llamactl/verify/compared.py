@@ -1,0 +1,161 @@
+"""Two sides on the same tokens: measures, verdict, and where they differ the diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llamactl.analysis.verification import Inventory, Measures, Place, Probe, Side, VerifyReport
+from llamactl.errors import InputRefused
+from llamactl.net.decoder import Source
+from llamactl.spec.model import Model
+from llamactl.verify.diagnose import Diagnosis, diagnose
+from llamactl.verify.floor import bf16_floor, floor
+from llamactl.verify.matching import Target
+from llamactl.verify.measure import common, measure, measure_top
+from llamactl.verify.network import Network
+from llamactl.verify.other import Other, log_softmax
+from llamactl.verify.probe import short
+
+HALVES = ("bf16", "fp16")
+BF16_TIMES = 4.0  # of what bf16 does to this model here, the most that another bf16 path may do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """subject: the one that is judged ("the candidate"), by what ("the checkpoint"). reverse: the network that is
+    edited is the judged one, and its edits lead back to what is right. seconds, sweep: as in diagnose. explain: whether
+    to look for the cause at all.
+    """
+
+    subject: str
+    by: str
+    reverse: bool = False
+    seconds: float = 540.0
+    sweep: bool = True
+    explain: bool = True
+    windows: bool = True
+
+
+@torch.no_grad()
+def compared(model: Model, source: Source, ids: Tensor, ours: Tensor, other: Other, sides: tuple[Side, Side],
+             probe: Probe, setting: Setting, inventory: Sequence[Inventory] = (),
+             say: Callable[[str], None] = lambda text: None) -> VerifyReport:
+    """Hold `other` against `ours`, the (T, V) logits of `model` on `ids` (1, T); which is right is the setting's word.
+    """
+    n = ids.shape[1]
+    limits = list(short(model, n))
+    say("measuring the floor of arithmetic")
+    base, _ = floor(model, source, ids, ours)
+    theirs, limit, ours, note = _comparable(ours, other, base.limit)
+    limits += [note] if note else []
+    limits += [f"{code}: {text}" if code == "log-probs" else text for code, text in other.notes]
+    m = _measures(ours, theirs, other, ids[0], limit, setting.reverse)
+    state = {"sides": sides, "probe": probe, "measures": m, "floor": base, "inventory": tuple(inventory)}
+
+    def report(verdict: str, why: str, d: Diagnosis | None = None, extra: Sequence[str] = ()) -> VerifyReport:
+        d = d or Diagnosis()
+        return VerifyReport(verdict=verdict, why=why, explanations=d.explanations, first_difference=d.place,
+                            layers=d.layers, tried=d.tried, limits=(*limits, *d.limits, *extra), **state)  # type: ignore[arg-type]
+
+    if any(m.non_finite):
+        return report("different", _not_finite(m, setting), _odd(other))
+    assert m.max_abs_dlogit is not None
+    if m.max_abs_dlogit <= limit:
+        blind = _blind(model, n, setting)
+        if blind:
+            return report("cannot-judge", f"the logits agree, but {blind}")
+        if theirs is not None and other.logits is not None and torch.equal(ours, theirs.to(ours.dtype)):
+            return report("equal", "the logits are equal bit for bit")
+        return report("same", f"the logits are at most {m.max_abs_dlogit:.2g} apart; arithmetic alone explains up to "
+                      f"{limit:.2g}")
+    if other.computed_in in HALVES:
+        return _half(model, source, ids, ours, other, m, report, setting)
+    if theirs is None or not setting.explain:
+        return report("different", _apart(m, limit, setting))
+    net = Network(model, source, ids, other.tensors)
+    target = Target(theirs, limit)
+    flow = other.flow() if theirs.shape[1] == model.head.vocab and not other.log_probs else None
+    found = diagnose(net, target, flow, seconds=setting.seconds, sweep=setting.sweep, say=say)
+    if found.explanations and not found.partial:
+        return report("explained", _explained(found, setting), found)
+    return report("different", _apart(m, limit, setting), found)
+
+
+def _comparable(ours: Tensor, other: Other, limit: float) -> tuple[Tensor | None, float, Tensor, str | None]:
+    """(theirs, limit, ours, note) with one vocabulary, and both as log-probabilities where one is."""
+    if other.logits is None:
+        return None, limit, ours, None
+    if len(other.logits) != len(ours):
+        raise InputRefused("tokens-differ", f"{len(other.logits):,} rows of logits for {len(ours):,} tokens",
+                           path=other.ref, help="give the tokens they were computed on with --tokens")
+    first, second, note = common(ours, other.logits)
+    if other.log_probs:
+        first = log_softmax(first)
+    return second, limit, first, note
+
+
+def _measures(ours: Tensor, theirs: Tensor | None, other: Other, ids: Tensor, limit: float, reverse: bool) -> Measures:
+    if theirs is None:
+        assert other.top is not None
+        return measure_top(*other.top, ours, ids, limit)
+    return measure(theirs, ours, ids, limit) if reverse else measure(ours, theirs, ids, limit)
+
+
+def _blind(model: Model, n: int, setting: Setting) -> str | None:
+    """Why agreement on so few tokens proves nothing."""
+    if n == 1:
+        return short(model, 1)[0]
+    windows = sorted({w for x in model.layers if (w := getattr(x.attn, "window", None)) is not None})
+    room = model.context.usable
+    over = [w for w in windows if n <= w and (room is None or room > w)]
+    if over and setting.windows:
+        return f"no token is past the window of {over[0]:,}: whether it is kept does not show in {n:,} tokens"
+    return None
+
+
+def _not_finite(m: Measures, setting: Setting) -> str:
+    words = [f"{n:,} of {whose}" for n, whose in zip(m.non_finite, ("the first", "the second"), strict=True) if n]
+    return f"logits that are NaN or infinite: {' and '.join(words)}; nothing can be said to be the same"
+
+
+def _odd(other: Other) -> Diagnosis:
+    """The first block whose output is not finite."""
+    for i, y in enumerate(other.outputs):
+        if y is not None and not bool(torch.isfinite(y).all()):
+            return Diagnosis(place=Place(where=f"layer {i}", relative=1e30, floor=0.0))
+    return Diagnosis()
+
+
+def _half(model: Model, source: Source, ids: Tensor, ours: Tensor, other: Other, m: Measures,
+          report: Callable[..., VerifyReport], setting: Setting) -> VerifyReport:
+    """One side is in 16 bits: whether the distance is what 16 bits do."""
+    low = bf16_floor(model, source, ids, ours)
+    near = (m.max_kl is not None and low.max_kl is not None and low.mean_kl is not None and m.mean_kl is not None
+            and m.max_kl <= BF16_TIMES * low.max_kl and m.mean_kl <= BF16_TIMES * low.mean_kl)
+    kind = other.computed_in
+    if near:
+        return report("cannot-judge", f"{setting.subject} is in {kind}: KL up to {m.max_kl:.2g}, and bf16 arithmetic "
+                      f"alone makes {low.max_kl:.2g} here; a small mistake would not show", None,
+                      (f"{kind} hides small mistakes: give logits computed in fp32",))
+    return report("different", f"{setting.subject} is in {kind}, and further off than that explains: KL up to "
+                  f"{m.max_kl if m.max_kl is not None else float('nan'):.2g}, bf16 arithmetic alone makes "
+                  f"{low.max_kl or 0:.2g}", None,
+                  (f"computed in {kind}: mistakes are named from fp32 logits or a module alone",))
+
+
+def _apart(m: Measures, limit: float, setting: Setting) -> str:
+    kl = "" if m.max_kl is None else f", KL up to {m.max_kl:.2g} nats"
+    return (f"{setting.subject} is not {setting.by}: logits up to {m.max_abs_dlogit:.3g} apart{kl}; arithmetic "
+            f"explains {limit:.2g}")
+
+
+def _explained(found: Diagnosis, setting: Setting) -> str:
+    names = " and ".join(f"{e.words} ({e.scope})" for e in found.explanations)
+    if setting.reverse:
+        return f"{setting.by} is {setting.subject} with this change: {names}"
+    return f"{setting.subject} is {setting.by} with this mistake: {names}"
+

@@ -1,0 +1,139 @@
+"""Which edits of a network give the logits in front of us, told from those logits alone.
+
+A change is accepted only when what is left is arithmetic, on a part of the text that grows: most wrong ideas die at the
+first token or at the eighth. Where no single change does it, the one that explains the first token (which attends to
+itself alone) or brings the logits nearest is made, and the search goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from llamactl.net.decoder import Source
+from llamactl.spec.mistakes import Change, Hypothesis, hypotheses
+from llamactl.spec.model import Model
+from llamactl.spec.parts import Attention
+from llamactl.verify.fits import fitted, other_head
+from llamactl.verify.matching import Target
+from llamactl.verify.network import Network
+from llamactl.verify.sweep import swept
+
+FEW = 8  # tokens at which almost every wrong idea shows
+Progress = Callable[[str], None]
+
+
+@dataclass(kw_only=True)
+class Search:
+    """deadline: time.monotonic() past which no new idea is tried. stopped: that it was reached.
+
+    layers: whether to look for a change in one layer. tried: ideas that were run. others: tensors that were found.
+    """
+
+    source: Source
+    ids: torch.Tensor
+    target: Target
+    deadline: float
+    layers: bool = True
+    say: Progress = lambda text: None
+    stopped: bool = False
+    tried: int = 0
+    others: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def solve(self, model: Model, depth: int = 3) -> list[tuple[list[Change], list[Change]]]:
+        """Chains of changes after which only arithmetic is left: [(the chain, others equal to its last)]; best first.
+        """
+        net = Network(model, self.source, self.ids)
+        base = net.logits((), net.tokens)
+        if base is None:
+            return []
+        first = self._first_off(base)
+        seen = self.target.off(base[:1]) > self.target.limit  # at the first token
+        ideas = hypotheses(model)
+        if not any(isinstance(x.attn, Attention) and x.attn.sinks for x in model.layers):
+            ideas = [h for h in ideas if not (seen and h.about.blind)]
+        stages = sorted({n for n in (1, FEW, 32, max(64, first + 8)) if n < net.tokens} | {net.tokens})
+        self.say("trying changes of the whole model")
+        quick = [h for h in ideas if h.about.name != "layer_order"]
+        found = self._singles(net, [*self._told(model, first), *quick], stages)
+        if not found:
+            self.say("fitting numbers")
+            found = [c for c in fitted(net, self.target, seen=seen, stages=stages, late=self._late)]
+        if not found and seen:
+            self.say("trying other orders of layers")
+            found = self._singles(net, [h for h in ideas if h.about.name == "layer_order"], stages)
+        if not found and (head := other_head(net, self.target)) is not None:
+            self.others, found = {"head.weight": head}, [Change("another=head.weight")]
+        if not found and self.layers:
+            self.say("trying each layer")
+            found = swept(net, self.target, [h for h in ideas if h.layered], stages, seen=seen, late=self._late,
+                          few=max(FEW, first + 2))
+        self.tried += net.runs
+        if found:
+            return [([found[0]], found[1:])]
+        if depth <= 1 or self._late():
+            return []
+        return self._stacked(net, model, quick, seen, depth)
+
+    def _stacked(self, net: Network, model: Model, ideas: Sequence[Hypothesis], seen: bool, depth: int
+                 ) -> list[tuple[list[Change], list[Change]]]:
+        """Two or more changes: what explains the first token wholly, else what brings the logits nearest, comes first.
+        """
+        self.say("trying several changes together")
+        n = 1 if seen else min(16, net.tokens)
+        base = net.logits((), n)
+        assert base is not None
+        before = self.target.score(base)
+        ranked: list[tuple[float, Change]] = []
+        for h in ideas:
+            if self._late():
+                return []
+            got = None if h.whole else net.logits([Change(h.text)], n)
+            if got is not None:
+                near = self.target.off(got) <= self.target.limit
+                ranked.append((-1.0 if near else self.target.score(got), Change(h.text)))
+        if self.layers and seen:
+            ranked += swept(net, self.target, [h for h in ideas if h.layered], [1], seen=True, late=self._late, few=1,
+                            rank=True)
+        ranked = sorted((r for r in ranked if r[0] < 0.8 * before), key=lambda r: r[0])
+        for _, change in ranked[:5]:
+            made = change.on(model)
+            if made is None or self._late():
+                continue
+            for chain, same in self.solve(made, depth - 1):
+                return [([change, *chain], same)]
+        return []
+
+    def _singles(self, net: Network, ideas: Iterable[Hypothesis], stages: Sequence[int]) -> list[Change]:
+        """The ideas, made in all layers, that leave nothing but arithmetic at every stage."""
+        out = []
+        for h in ideas:
+            if self._late():
+                break
+            for n in stages if not h.whole else stages[-1:]:
+                got = net.logits([Change(h.text)], n)
+                if got is None or self.target.off(got) > self.target.limit:
+                    break
+            else:
+                out.append(Change(h.text))
+        return out
+
+    def _told(self, model: Model, first: int) -> list[Hypothesis]:
+        """A window whose width is the first token that differs: it is the first that no longer sees token 0."""
+        if first < 2:
+            return []
+        about = next(h.about for h in hypotheses(model, only=lambda t: t.name == "window"))
+        return [Hypothesis(text=f"window={n}", about=about, layered=True) for n in (first, first + 1)]
+
+    def _first_off(self, base: torch.Tensor) -> int:
+        """The first token at which the logits are not those of the model."""
+        d = (base - self.target.logits.float()).abs().amax(-1)
+        over = (~(d <= self.target.limit)).nonzero()
+        return int(over[0]) if len(over) else 0
+
+    def _late(self) -> bool:
+        self.stopped = self.stopped or time.monotonic() > self.deadline
+        return self.stopped
