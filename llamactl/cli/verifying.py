@@ -15,8 +15,6 @@ from llamactl.cli.progress import Progress, Words
 from llamactl.errors import InputRefused, LlamactlError, NotAvailable, UsageError, printable
 
 if TYPE_CHECKING:
-    import torch
-
     from llamactl.cli.given import Given
     from llamactl.cli.runnable import Opened
     from llamactl.verify.other import Other
@@ -82,11 +80,8 @@ def run(asked: Asked, out: Output, reach: Access) -> int:
 def _judged(asked: Asked, at: Located, opened_: Opened, inventory: tuple[Inventory, ...], ref: str | None,
             candidate: bool, out: Output, reach: Access) -> tuple[VerifyReport, list[tuple[str, str]]]:
     """One comparison: the candidate with the checkpoint, or the checkpoint with the reference."""
-    import torch
-
     from llamactl.cli.runnable import opened
-    from llamactl.net.streamed import logits
-    from llamactl.verify.compared import Setting, compared
+    from llamactl.verify.compared import Setting, compared, run_here
 
     kind, ref = _kind(ref, at, candidate)
     if kind == "none":
@@ -107,13 +102,12 @@ def _judged(asked: Asked, at: Located, opened_: Opened, inventory: tuple[Invento
     # The network that is edited is the right one where there is one to run, else the checkpoint.
     right = second if second is not None and not candidate else opened_
     wrong = opened_ if right is second else second
-    ids = torch.tensor([given.ids])
     for each in (right, wrong):
         if each is not None:
             from llamactl.net.generate import check_ids
 
             check_ids(each.model, given.ids)
-    ours = logits(right.model, right.weights, ids, progress=_steps(out, "running the network"))[0]
+    ids, ours = run_here(right.model, right.weights, given.ids, _steps(out, "running the network"))
     other = _other(kind, ref, right, at, wrong, saved, ids, candidate, out)
     labels = ("the checkpoint", "the candidate") if candidate else ("the reference", "the checkpoint")
     sides = _sides(labels, at, opened_, kind, ref, second)
@@ -196,7 +190,7 @@ def _layouts(at: Located) -> list[tuple[str, Any, Any]]:
     return out
 
 
-def _other(kind: str, ref: str | None, right: Opened, at: Located, wrong: Opened | None, saved: Any, ids: torch.Tensor,
+def _other(kind: str, ref: str | None, right: Opened, at: Located, wrong: Opened | None, saved: Any, ids: Any,
            candidate: bool, out: Output) -> Other:
     from llamactl.verify import other
 

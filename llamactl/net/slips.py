@@ -115,8 +115,9 @@ class SlippedBlock(Block):
         if ff.gate is None:
             return ff.down(ff.up(x))  # type: ignore[no-any-return]
         gate, up, act = ff.gate(x), ff.up(x), ff.act
-        made = {"gate-only": lambda: act(gate), "up-only": lambda: up, "product": lambda: act(gate * up),
-                "both": lambda: act(gate) * act(up), "linear": lambda: gate * up}
+        made: dict[str, Callable[[], Tensor]] = {
+            "gate-only": lambda: act(gate), "up-only": lambda: up, "product": lambda: act(gate * up),
+            "both": lambda: act(gate) * act(up), "linear": lambda: gate * up}
         return ff.down(made[self.slips.mlp]())  # type: ignore[no-any-return]
 
 
@@ -131,7 +132,8 @@ def slipped_norm(part: Norm, x: Tensor, gain: Tensor | None, bias: Tensor | None
     """Wrong forms of RMSNorm and LayerNorm over the last dimension.
 
     outside: epsilon added to the root. sum: the root of the sum, not of the mean. l2: the same without an epsilon in
-    reach. half: rounded to bf16 before the weight. unbiased: over n - 1. centred: the mean taken away and no more.
+    reach. bias: RMSNorm with LayerNorm's bias. half: rounded to bf16 before the weight. unbiased: over n - 1.
+    centred: the mean taken away and no more.
     twice: applied to its own result.
     """
     kind, _, how = part.kind.partition("-")
@@ -155,7 +157,7 @@ def slipped_norm(part: Norm, x: Tensor, gain: Tensor | None, bias: Tensor | None
     roots: dict[str, Callable[[], Tensor]] = {
         "outside": lambda: (total / n).sqrt() + part.eps, "sum": lambda: (total + part.eps).sqrt(),
         "l2": lambda: total.sqrt().clamp_min(1e-12), "unbiased": lambda: (total / (n - 1) + part.eps).sqrt(),
-        "half": lambda: (total / n + part.eps).sqrt()}
+        "half": lambda: (total / n + part.eps).sqrt(), "bias": lambda: (total / n + part.eps).sqrt()}
     y = centred / roots[how]()
     return scaled(y.bfloat16().float() if how == "half" else y).to(x.dtype)
 

@@ -22,6 +22,7 @@ from llamactl.analysis.kvcache import KvCacheReport
 from llamactl.analysis.params import ATTENTION, FEED_FORWARD, ParamsReport
 from llamactl.analysis.recording import RecordingReport
 from llamactl.analysis.rope import RopeReport
+from llamactl.analysis.selftest import SelftestReport
 from llamactl.analysis.verification import VerifyReport
 
 INTEGER: dict[str, Any] = {"type": "integer"}
@@ -172,7 +173,7 @@ SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "diff": _diff,
     "reference": lambda: _models(_report(RecordingReport)),
     "ablate": lambda: _models(_report(AblateReport)),
-    "verify": lambda: of_dataclass(VerifyReport),
+    "verify": lambda: {"anyOf": [of_dataclass(VerifyReport), of_dataclass(SelftestReport)]},
     "presets": _presets,
     "doctor": _doctor,
     "version": _version,

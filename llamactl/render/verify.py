@@ -8,7 +8,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from llamactl.analysis.selftest import SelftestReport
 from llamactl.analysis.verification import VerifyReport
+from llamactl.render import selftest
 from llamactl.render.document import Block, Cell, Column, Document, Facts, Lines, Table
 from llamactl.render.units import count
 from llamactl.render.verdict import (
@@ -31,11 +33,13 @@ FEW = 8  # findings of a level that are shown; -v and the JSON have them all
 BARS = 16  # lines of a chart
 
 
-def view(reports: Sequence[VerifyReport], *, verbose: bool = False, every: bool = False, chart: bool = False,
+def view(reports: Sequence[VerifyReport | SelftestReport], *, verbose: bool = False, every: bool = False, chart: bool = False,
          sources: Sequence[str] = (), **_: Any) -> Document:
     """Facts in the order in which they are asked for. every: all findings and layers, as verbose. chart: a terminal."""
     (r,) = reports
     full = verbose or every
+    if isinstance(r, SelftestReport):
+        return selftest.view([r], verbose=full)
     first = [("verdict", sentence(r)), *compared(r)]
     if r.tried:
         first.append(("tried", f"{count(r.tried)} hypotheses"))

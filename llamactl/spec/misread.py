@@ -170,6 +170,7 @@ def squares(model: Model) -> list[str]:
 
 
 def gated(model: Model) -> bool:
+    """Whether a dense feed-forward has a gate."""
     return any(isinstance(x.mlp, MLP) and x.mlp.gated for x in model.layers)
 
 

@@ -130,7 +130,7 @@ def norm_kind(model: Model, text: str) -> Model:
     kind, _, place = text.partition(":")
 
     def one(n: Norm) -> Norm:
-        return replace(n, kind=kind, bias=n.bias and kind.startswith("layer"))
+        return replace(n, kind=kind, bias=n.bias and (kind.startswith("layer") or kind == "rms-bias"))
 
     return each_norm(model, one, at(place or "all"))
 

@@ -11,14 +11,16 @@ from llamactl.spec.model import Model
 from llamactl.spec.parts import LearnedPositions
 
 THETAS = (1e4, 5e4, 1e5, 1.5e5, 1.6e5, 2.5e5, 5e5, 1e6, 5e6, 1e7, 1e3, 100.0)
-EPSES = ("1e-3", "1e-4", "1e-5", "1e-6", "1e-7", "1e-8", "1e-12", "0")
+EPSES = ("1e-2", "1e-3", "1e-4", "1e-5", "1e-6", "1e-7", "1e-8", "1e-12", "0")
 
 
 def always(*values: str) -> Callable[[Model], Iterable[str]]:
+    """The same values for every model."""
     return lambda m: values
 
 
 def thetas(m: Model) -> list[str]:
+    """RoPE bases."""
     a = attention(m)
     if a is None or a.rope is None:
         return []
@@ -28,6 +30,7 @@ def thetas(m: Model) -> list[str]:
 
 
 def scalings(m: Model) -> list[str]:
+    """RoPE scalings: none, other factors and lengths of the model's own, and other kinds."""
     a = attention(m)
     if a is None or a.rope is None:
         return []
@@ -45,6 +48,7 @@ def scalings(m: Model) -> list[str]:
 
 
 def bands(m: Model) -> list[str]:
+    """Bands of llama3 and yarn, swapped and usual ones."""
     a = attention(m)
     s = a.rope.scaling if a and a.rope else None
     if s is None or s.kind not in ("llama3", "yarn"):
@@ -57,6 +61,7 @@ def bands(m: Model) -> list[str]:
 
 
 def widths(m: Model) -> list[str]:
+    """Dimensions that rotate."""
     a = attention(m)
     if a is None or a.rope is None:
         return []
@@ -68,6 +73,7 @@ def widths(m: Model) -> list[str]:
 
 
 def rows(m: Model) -> list[str]:
+    """Orders of q's and k's rows, with right and wrong head counts."""
     a = attention(m)
     if a is None:
         return []
@@ -77,6 +83,7 @@ def rows(m: Model) -> list[str]:
 
 
 def scales(m: Model) -> list[str]:
+    """Factors on q.k."""
     a = attention(m)
     if a is None:
         return []
@@ -88,6 +95,7 @@ def scales(m: Model) -> list[str]:
 
 
 def windows(m: Model) -> list[str]:
+    """Sliding windows."""
     own = {x.attn.window for x in m.layers if attention(m) and x.attn is not None and hasattr(x.attn, "window")}
     out = ["none"] * bool(own - {None})
     for w in own - {None}:
@@ -106,32 +114,39 @@ def places(m: Model) -> list[str]:
 
 
 def kinds(m: Model) -> list[str]:
+    """Kinds of norms, everywhere or by place."""
     kinds = ("layer", "rms", "rms-outside", "rms-sum", "rms-l2", "layer-unbiased", "layer-outside", "layer-centred",
-             "rms-twice", "layer-twice", "rms-half")
+             "rms-twice", "layer-twice", "rms-half", "rms-bias")
     return [*kinds, "layer:layers", "rms:layers", "rms-twice:layers", "layer-twice:layers",
-            *(f"{k}:{p}" for k in kinds[:2] + ("rms-twice", "layer-twice") for p in places(m))]
+            *(f"{k}:{p}" for k in (*kinds[:2], "rms-twice", "layer-twice", "rms-bias")
+              for p in places(m))]
 
 
 def by_place(*values: str) -> Callable[[Model], Iterable[str]]:
+    """Values for all norms, for those of layers, and for each place."""
     return lambda m: [*values, *(f"{v}:{p}" for v in values for p in ("layers", *places(m)))]
 
 
 def norm_pairs(m: Model) -> list[str]:
+    """Norms of a layer that can be swapped."""
     have = places(m)
     return [f"{a},{b}" for n, a in enumerate(have) for b in have[n + 1:] if not {a, b} & {"final", "embed"}]
 
 
 def pairs(m: Model) -> list[str]:
+    """Linear maps of one shape."""
     found = shapes(m)
     return [f"{a},{b}" for n, a in enumerate(LINEAR) for b in LINEAR[n + 1:]
             if found.get(f"{a}.weight") is not None and found.get(f"{a}.weight") == found.get(f"{b}.weight")]
 
 
 def copies(m: Model) -> list[str]:
+    """One linear map for another of its shape."""
     return [x for pair in pairs(m) for a, b in [pair.split(",")] for x in (f"{a}<{b}", f"{b}<{a}")]
 
 
 def fusions(m: Model) -> list[str]:
+    """Orders of fused parts."""
     out = []
     if attention(m):
         out += [f"qkv>{''.join(p)}" for p in permutations("qkv")][1:]
@@ -140,15 +155,18 @@ def fusions(m: Model) -> list[str]:
 
 
 def constants(m: Model) -> list[str]:
+    """Tensors of zeros, norms of ones."""
     found = shapes(m)
     return [f"zero:{n}" for n in found] + [f"ones:{n}" for n in found if "norm" in n and n.endswith("weight")]
 
 
 def scaled(m: Model) -> list[str]:
+    """Matrices negated, halved, doubled."""
     return [f"{n}.weight*{x}" for n in LINEAR if f"{n}.weight" in shapes(m) for x in (-1, 0.5, 2)]
 
 
 def orders(m: Model) -> list[str]:
+    """Orders of layers."""
     n = range(m.n_layers)
     return ["strings", "reversed", "first", *(f"{k}:{i}" for k in ("shifted", "clamped") for i in (1, -1)),
             *(f"missing:{i}" for i in n), *(f"repeated:{i}" for i in n), *(f"twice:{i}" for i in n[:-1]),
@@ -156,31 +174,37 @@ def orders(m: Model) -> list[str]:
 
 
 def roundings(m: Model) -> list[str]:
+    """Narrower types, of all tensors, of the matrices, of one place."""
     kinds = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "fp8_e4m3_scaled")
     return [*kinds, *(f"{k}:{p}.weight" for k in kinds for p in (*LINEAR, "embed") if f"{p}.weight" in shapes(m)),
             *(f"{k}:linear" for k in kinds)]
 
 
 def embed_scales(m: Model) -> list[str]:
+    """Factors on the embedding."""
     own = m.embed.scale
     made = [m.hidden**0.5, m.hidden**-0.5, 0.5, 2.0, *([own**2] if own else [])]
     return ["none"] * (own is not None) + [repr(x) for x in made if x != own]
 
 
 def logit_scales(m: Model) -> list[str]:
+    """Factors on the logits."""
     own = m.head.scale
     made = [m.hidden**-0.5, m.hidden**0.5, 1 / m.hidden, 0.5, 2.0, 0.9, 1.1, 0.1, 10.0, 0.7, 0.8, 1.2, -1.0]
     return ["none"] * (own is not None) + [repr(x) for x in made if x != own]
 
 
 def caps(own: Callable[[Model], float | None]) -> Callable[[Model], Iterable[str]]:
+    """Soft caps other than the model's own."""
     return lambda m: ["none"] * (own(m) is not None) + [repr(x) for x in (20.0, 30.0, 50.0, 10.0, 15.0, 100.0)
                                                          if x != own(m)]
 
 
 def activations(m: Model) -> list[str]:
+    """Activations."""
     return [*dict.fromkeys(ACTIVATIONS.values()), "identity", "leaky_relu", "elu", "mish", "softplus"]
 
 
 def positions(m: Model) -> list[str]:
+    """Positions taken away, where there are any."""
     return ["none"] if isinstance(m.positions, LearnedPositions) or (attention(m) and attention(m).rope) else []  # type: ignore[union-attr]

@@ -8,13 +8,14 @@ shapes: T tokens, D hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from llamactl.net.kernels import plain
 from llamactl.spec.mistakes import Change, Hypothesis, hypotheses
+from llamactl.verify.fits import fitted_block
 from llamactl.verify.network import Network
 
 TOKENS = 64  # of the text on which ideas are tried at first
@@ -35,27 +36,27 @@ class Flow:
     logits: Tensor
 
 
-@dataclass(kw_only=True)
 class Blockwise:
-    """errors[i]: the largest per-token relative error of block i, None where it is not finite; floors likewise.
+    """What a comparison block by block found.
 
-    embedding, head: their errors (head: the largest |dlogit|), with floors[-2], floors[-1] theirs. faulty: numbers of
-    blocks. because: for each faulty block the changes that leave nothing, by the block alone; [] where none does.
+    errors[i]: the largest per-token relative error of block i, None where it is not finite; floors likewise.
+
+    embedding, head: their errors (head: the largest |dlogit|). faulty: numbers of blocks. because: for each of them the
+    changes that leave nothing, by the block alone; [] where none does.
     order: which of our layers each of the other's blocks is, where that is not their order.
     """
 
-    errors: list[float | None] = field(default_factory=list)
-    floors: list[float] = field(default_factory=list)
-    embedding: float = 0.0
-    head: float = 0.0
-    embedding_off: bool = False
-    head_off: bool = False
-    faulty: list[int] = field(default_factory=list)
-    because: dict[int, list[list[str]]] = field(default_factory=dict)
-    embedding_because: list[str] = field(default_factory=list)
-    head_because: list[str] = field(default_factory=list)
-    order: tuple[int, ...] | None = None
-    tried: int = 0
+    def __init__(self) -> None:
+        self.errors: list[float | None] = []
+        self.floors: list[float] = []
+        self.embedding = self.head = 0.0
+        self.embedding_off = self.head_off = False
+        self.faulty: list[int] = []
+        self.because: dict[int, list[list[str]]] = {}
+        self.embedding_because: list[str] = []
+        self.head_because: list[str] = []
+        self.order: tuple[int, ...] | None = None
+        self.tried = 0
 
 
 @torch.no_grad()
@@ -134,6 +135,10 @@ def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[H
     singles += [[t] for t in others if not singles and holds([t])]
     if singles or late():
         return singles
+    fits = fitted_block(net.model, lambda t: _error(net, [Change(t, i)], i, x[:, :few], want[:, :few]), floor,
+                        lambda t: holds([t]), late)
+    if fits:
+        return [[t] for t in fits]
     both = [[t, h.text] for t in others[-1:] for h in ideas if holds([t, h.text], h.whole)]
     if both:
         return both

@@ -11,6 +11,7 @@ from torch import Tensor
 from llamactl.analysis.verification import Inventory, Measures, Place, Probe, Side, VerifyReport
 from llamactl.errors import InputRefused
 from llamactl.net.decoder import Source
+from llamactl.net.streamed import logits
 from llamactl.spec.model import Model
 from llamactl.verify.diagnose import Diagnosis, diagnose
 from llamactl.verify.floor import bf16_floor, floor
@@ -38,6 +39,13 @@ class Setting:
     sweep: bool = True
     explain: bool = True
     windows: bool = True
+
+
+def run_here(model: Model, source: Source, ids: Sequence[int], progress: Callable[[int, int], None] | None = None
+             ) -> tuple[Tensor, Tensor]:
+    """(ids (1, T), logits (T, V)) of a checkpoint in fp32. Errors: those of net.streamed.logits."""
+    at = torch.tensor([list(ids)])
+    return at, logits(model, source, at, progress=progress)[0]
 
 
 @torch.no_grad()

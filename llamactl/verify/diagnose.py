@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 
 import torch
@@ -27,16 +26,18 @@ OTHERS = 12  # equivalent edits that are told
 COMBINED = 24  # ways to put block-wise explanations together that are tried
 
 
-@dataclass(kw_only=True)
 class Diagnosis:
-    """explanations: empty where none was found; partial: they hold for their blocks, and something else is left."""
+    """What explains a difference, and where it lies.
 
-    explanations: tuple[Explanation, ...] = ()
-    partial: bool = False
-    place: Place | None = None
-    layers: tuple[Layer, ...] = ()
-    tried: int = 0
-    limits: list[str] = field(default_factory=list)
+    explanations: empty where none was found; partial: they hold for their blocks, and something else is left."""
+
+    def __init__(self, place: Place | None = None) -> None:
+        self.place = place
+        self.explanations: tuple[Explanation, ...] = ()
+        self.partial = False
+        self.layers: tuple[Layer, ...] = ()
+        self.tried = 0
+        self.limits: list[str] = []
 
 
 def diagnose(net: Network, target: Target, flow: Flow | None, *, seconds: float, sweep: bool = True,

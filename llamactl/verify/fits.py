@@ -23,12 +23,16 @@ SPARE = 32  # tokens beyond the width of the stream that a fitted matrix has to 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """edit with a place for its number; between lo and hi, by factors. blind: as in spec.mistaken.Tries."""
+    """edit with a place for its number; between lo and hi, by factors. blind: as in spec.mistaken.Tries.
+
+    inner: it changes blocks.
+    """
 
     edit: str
     lo: float
     hi: float
     blind: bool
+    inner: bool = True
 
 
 def _fits(model: Model) -> list[Fit]:
@@ -41,13 +45,16 @@ def _fits(model: Model) -> list[Fit]:
         own = a.scale if a.scale is not None else a.head_dim**-0.5
         out += [Fit(edit="attn_scale={}", lo=abs(own) / 100, hi=abs(own) * 100, blind=True),
                 Fit(edit="attn_softcap={}", lo=0.5, hi=500.0, blind=True)]
-    out += [Fit(edit="logits_scale={}", lo=0.01, hi=100.0, blind=False),
-            Fit(edit="embed_scale={}", lo=0.01, hi=1000.0, blind=False),
+    out += [Fit(edit="logits_scale={}", lo=0.01, hi=100.0, blind=False, inner=False),
+            Fit(edit="embed_scale={}", lo=0.01, hi=1000.0, blind=False, inner=False),
             Fit(edit="norm_eps={}", lo=1e-9, hi=1e-1, blind=False),
-            Fit(edit="norm_eps={}:final", lo=1e-9, hi=1e-1, blind=False),
+            Fit(edit="norm_eps={}:final", lo=1e-9, hi=1e-1, blind=False, inner=False),
             Fit(edit="residual_scale={}", lo=0.05, hi=20.0, blind=False),
-            Fit(edit="logits_softcap={}", lo=1.0, hi=500.0, blind=False)]
+            Fit(edit="logits_softcap={}", lo=1.0, hi=500.0, blind=False, inner=False)]
     return out
+
+
+_BLOCK = tuple(Fit(edit=f"norm_eps={{}}:{place}", lo=1e-9, hi=1e-1, blind=False) for place in ("attn", "mlp"))
 
 
 def fitted(net: Network, target: Target, *, seen: bool, stages: Sequence[int], late: Callable[[], bool]
@@ -59,15 +66,34 @@ def fitted(net: Network, target: Target, *, seen: bool, stages: Sequence[int], l
             break
         if f.blind and seen:
             continue
-        best = _fit(net, target, f, 1 if seen else min(TOKENS, net.tokens), late)
-        if best is None:
-            continue
-        for value in [float(f"{best:.{digits}g}") for digits in range(1, 8)]:
-            change = Change(f.edit.format(repr(value)))
-            if all(_off(net, target, change, n) <= target.limit for n in stages):
-                out.append(change)
-                break
+        n = 1 if seen else min(TOKENS, net.tokens)
+        text = fit(f, lambda x, n=n: _off(net, target, Change(x), n), target.limit,  # type: ignore[misc]
+                   lambda x: all(_off(net, target, Change(x), n) <= target.limit for n in stages), late)
+        out += [Change(text)] if text else []
     return out
+
+
+def fitted_block(model: Model, far: Callable[[str], float], floor: float, holds: Callable[[str], bool],
+                 late: Callable[[], bool]) -> list[str]:
+    """The same for one block: far, the error that an edit leaves there; floor, what counts as arithmetic."""
+    out = []
+    for f in (*_fits(model), *_BLOCK):
+        if f.inner and (text := fit(f, far, floor, holds, late)):
+            out.append(text)
+    return out
+
+
+def fit(f: Fit, far: Callable[[str], float], limit: float, holds: Callable[[str], bool], late: Callable[[], bool]
+        ) -> str | None:
+    """The edit whose number leaves nothing, with as few digits as will do; None without one."""
+    best = _least(f, far, limit, late)
+    if best is None:
+        return None
+    for digits in range(1, 8):
+        text = f.edit.format(repr(float(f"{best:.{digits}g}")))
+        if far(text) <= limit and holds(text):
+            return text
+    return None
 
 
 @torch.no_grad()
@@ -98,10 +124,10 @@ def _off(net: Network, target: Target, change: Change, n: int) -> float:
     return math.inf if got is None else target.off(got)
 
 
-def _fit(net: Network, target: Target, f: Fit, n: int, late: Callable[[], bool]) -> float | None:
-    """The number that brings n tokens' logits nearest; None where none comes within reach."""
-    def far(log: float) -> float:
-        return _off(net, target, Change(f.edit.format(repr(math.exp(log)))), n)
+def _least(f: Fit, far: Callable[[str], float], limit: float, late: Callable[[], bool]) -> float | None:
+    """The number that brings two sides nearest; None where none comes within reach."""
+    def at(log: float) -> float:
+        return far(f.edit.format(repr(math.exp(log))))
 
     lo, hi = math.log(f.lo), math.log(f.hi)
     grid = [lo + (hi - lo) * k / (POINTS - 1) for k in range(POINTS)]
@@ -109,23 +135,23 @@ def _fit(net: Network, target: Target, f: Fit, n: int, late: Callable[[], bool])
     for x in grid:
         if late():
             return None
-        found.append(far(x))
+        found.append(at(x))
     least = min(range(POINTS), key=lambda k: found[k])
     if found[least] > 0.7 * sorted(found)[POINTS // 2]:
         return None  # no valley
     a, b = grid[max(least - 1, 0)], grid[min(least + 1, POINTS - 1)]
     golden = (math.sqrt(5) - 1) / 2
     c, d = b - golden * (b - a), a + golden * (b - a)
-    fc, fd = far(c), far(d)
+    fc, fd = at(c), at(d)
     for _ in range(STEPS):
         if fc < fd:
             b, d, fd = d, c, fc
             c = b - golden * (b - a)
-            fc = far(c)
+            fc = at(c)
         else:
             a, c, fc = c, d, fd
             d = a + golden * (b - a)
-            fd = far(d)
-        if min(fc, fd) <= target.limit / 4 or late():
+            fd = at(d)
+        if min(fc, fd) <= limit / 4 or late():
             break
-    return math.exp(c if fc < fd else d) if min(fc, fd) <= target.limit else None
+    return math.exp(c if fc < fd else d) if min(fc, fd) <= limit else None

@@ -44,7 +44,7 @@ def blocks_of(module: nn.Module, layers: int | None = None) -> list[tuple[str, n
         if not isinstance(part, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             continue
         members = [(f"{path}.{n}" if path else n, m) for n, m in part.named_children()]
-        if isinstance(part, nn.ModuleDict) and False and not all(n.isdigit() for n, _ in part.named_children()):
+        if isinstance(part, nn.ModuleDict) and not all(n.isdigit() for n, _ in part.named_children()):
             continue
         if isinstance(part, nn.Sequential) and len(members) != layers:
             kinds = [type(m) for _, m in members]

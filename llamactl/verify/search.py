@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
@@ -26,22 +25,20 @@ FEW = 8  # tokens at which almost every wrong idea shows
 Progress = Callable[[str], None]
 
 
-@dataclass(kw_only=True)
 class Search:
-    """deadline: time.monotonic() past which no new idea is tried. stopped: that it was reached.
+    """Looks for the changes of a model that explain a target.
+
+    deadline: time.monotonic() past which no new idea is tried. stopped: that it was reached.
 
     layers: whether to look for a change in one layer. tried: ideas that were run. others: tensors that were found.
     """
 
-    source: Source
-    ids: torch.Tensor
-    target: Target
-    deadline: float
-    layers: bool = True
-    say: Progress = lambda text: None
-    stopped: bool = False
-    tried: int = 0
-    others: dict[str, torch.Tensor] = field(default_factory=dict)
+    def __init__(self, *, source: Source, ids: torch.Tensor, target: Target, deadline: float, layers: bool = True,
+                 say: Progress = lambda text: None) -> None:
+        self.source, self.ids, self.target, self.deadline = source, ids, target, deadline
+        self.layers, self.say = layers, say
+        self.stopped, self.tried = False, 0
+        self.others: dict[str, torch.Tensor] = {}
 
     def solve(self, model: Model, depth: int = 3) -> list[tuple[list[Change], list[Change]]]:
         """Chains of changes after which only arithmetic is left: [(the chain, others equal to its last)]; best first.

@@ -21,7 +21,7 @@ from llamactl.analysis.verification import (
     VerifyReport,
 )
 
-HOSTILE = "<script>alert(1)</script>\"'&amp; \x1b[31m \u202e ]]> --> %0A ::error::x\r\n::set-output a=b|`x` "
+HOSTILE = "<script>alert(1)</script>\"'&amp; \x1b[31m \u202e ]]> --> %0A ::error::x\r\n::set-output a=b,c|`x` "
 HOSTILE += "\ufffe\x00\x85"
 ROPE = Explanation(
     edit="rope-interleaved", scope="all layers", words="RoPE turns neighbouring lanes instead of the two halves",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -60,6 +61,11 @@ def test_a_failure_says_what_the_verdict_is_and_what_explains_it(named: Named) -
     assert "max |dlogit|: 8.31, 17,700 x the limit" in lines
     (skipped,) = [f for c in read(named("cannot-judge")).findall("testcase") if c.get("name") == "logits" for f in c]
     assert skipped.get("message") == "one token is no text"
+
+
+def test_a_place_fails_only_where_the_verdict_does(named: Named) -> None:
+    r = replace(named("same"), first_difference=named("different").first_difference)
+    assert read(r).get("failures") == "0"
 
 
 def test_warnings_and_notes_do_not_fail(named: Named) -> None:

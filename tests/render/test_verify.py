@@ -158,6 +158,13 @@ def test_a_terminal_gets_lines_that_fit(named: Named, monkeypatch: pytest.Monkey
     assert " ".join(name.why.split()) in joined
 
 
+def test_a_long_name_is_never_cut(named: Named, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = "/models/" + "a-long-name/" * 12
+    r = named("different")
+    assert path in shown(replace(r, inventory=(replace(r.inventory[0], path=path),)), "table", chart=True)
+
+
 def test_csv_has_a_row_for_each_measure(named: Named) -> None:
     rows = dict(csv.reader(io.StringIO(shown(named("different"), "csv"))))
     assert rows["measure"] == "value"

@@ -390,7 +390,7 @@ def test_an_encrypted_member_is_refused(tmp_path: Path, x: Tensor) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(data)
-    refused(path, "saved-format", "is encrypted")
+    refused(path, "saved-format", "is encrypted, or packed")
 
 
 def test_a_header_longer_than_numpys_is_refused_unread(tmp_path: Path) -> None:
