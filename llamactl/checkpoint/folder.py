@@ -24,6 +24,7 @@ SINGLE = "model.safetensors"
 
 _SHARD = re.compile(r"(.*?)[-_.]?([0-9]{1,6})-of-([0-9]{1,6})\.safetensors", re.DOTALL)
 _PICKLE = (".bin", ".pth", ".pt", ".ckpt")
+REFERENCE = "llamactl-reference.safetensors"  # logits recorded for verify, which lie beside the weights
 _ADAPTER = "adapter_"
 _TRAINING = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")  # torch.save, but no weights
 _OTHER = (".gguf", ".h5", ".msgpack", ".onnx")
@@ -232,7 +233,7 @@ def _said_copies(read: Sequence[str], others: Sequence[str]) -> Warnings:
 
 
 def _candidates(names: list[str]) -> list[str]:
-    return [n for n in names if n.endswith(".safetensors") and not n.startswith(".")]
+    return [n for n in names if n.endswith(".safetensors") and not n.startswith(".") and n != REFERENCE]
 
 
 def _is_copy(name: str) -> bool:

@@ -60,12 +60,9 @@ def run(asked: Asked, out: Output, reach: Access) -> None:
         check_picture(asked.plot, asked.force)
     need_torch()
     opened = open_model(asked.ref, reach)
-    from llamactl.spec.edits import apply
     from llamactl.verify.ablations import chosen
 
     edits = chosen(opened.model) if asked.edits is None else asked.edits
-    for edit in edits:
-        apply(opened.model, edit)  # an edit that is none is said before weights are read
     said: Warnings = list(opened.warnings)
     words = read_words(asked, opened, said)
     report = _measured(asked, opened, words, edits, out)

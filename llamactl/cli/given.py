@@ -76,7 +76,7 @@ def _text(opened: Opened, file: str) -> Given:
     ends = [n for n in (positions(model), model.context.usable, TOKENS) if n is not None]
     if not ids:
         raise InputRefused("text-short", "no tokens", path=file, help="give a text of some hundred words")
-    return Given(ids=list(ids), source="text")
+    return Given(ids=list(ids[: min(ends)]), source="text")
 
 
 def _probe(opened: Opened) -> Given:

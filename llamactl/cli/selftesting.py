@@ -1,4 +1,4 @@
-"""`verify --selftest` at work: tokens, mistakes planted in the checkpoint's own network, and the list of blind spots."""
+"""`verify --selftest` at work: mistakes planted in the checkpoint's own network, and the list of blind spots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKENS = 128  # of the probe: hundreds of networks are run on it
 SECONDS = 60  # of looking for some of the mistakes
 USUAL = 540  # what --seconds is where nobody gave it: the time of one diagnosis
-TEXTS = {"passage": "a passage that comes with llamactl", "ids": "made-up token ids", "given": "the ids that were given"}
+TEXTS = {"passage": "a passage that comes with llamactl", "ids": "made-up token ids", "given": "the given ids"}
 
 
 def run(at: Located, asked: Asked, out: Output) -> int:

@@ -50,9 +50,11 @@ class RopeTable:
         """The table with at least `rows` positions."""
         if rows > self.rows:
             self.rows = max(rows, min(2 * self.rows, 1 << 20))
-            at = torch.arange(self.rows, device=self.frequencies.device, dtype=self.frequencies.dtype)
-            angles = torch.outer(at, self.frequencies)
-            cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+            at = torch.arange(self.rows, device=self.frequencies.device, dtype=self.frequencies.dtype) + self.rope.start
+            angles = torch.outer(*_rounded(self.rope, at, self.frequencies))
+            cos, sin = angles.cos() * self.factor, angles.sin() * (-self.factor if self.rope.backwards else self.factor)
+            if self.rope.table in NARROW:
+                cos, sin = (x.to(NARROW[self.rope.table]).float() for x in (cos, sin))
             if self.rope.pairs == "half":
                 cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
             else:

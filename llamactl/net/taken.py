@@ -76,6 +76,9 @@ class Taking:
         if t.how == "shift":
             assert isinstance(t.arg, int)
             return w[(torch.arange(len(w)) + t.arg).clamp(0, len(w) - 1)]
+        if t.how == "roll":
+            assert isinstance(t.arg, int)
+            return w.roll(-t.arg, 0)
         if t.how == "round":
             return rounded(w, str(t.arg))
         part = self._attention(layer, path)

@@ -23,9 +23,10 @@ def view(reports: Sequence[SelftestReport], *, verbose: bool = False, **_: Any) 
     if r.planted:
         blocks.append(_kinds(r))
     if same := list(_same(r)):
-        shown = same if verbose else same[:FEW]
-        more = [("", f"and {count(len(same) - len(shown))} more; -v and --json list them all")] * (len(shown) < len(same))
-        blocks.append(Facts("same logits here", (*((f"{n}", x) for n, x in enumerate(shown, 1)), *more)))
+        lines = [(f"{n}", x) for n, x in enumerate(same if verbose else same[:FEW], 1)]
+        if len(lines) < len(same):
+            lines.append(("", f"and {count(len(same) - len(lines))} more; -v and --json list them all"))
+        blocks.append(Facts("same logits here", tuple(lines)))
     if r.blind_spots:
         blocks.append(_blind(r))
     if verbose:
@@ -33,8 +34,8 @@ def view(reports: Sequence[SelftestReport], *, verbose: bool = False, **_: Any) 
     if r.limits:
         blocks.append(Facts("left out", tuple(("-", x) for x in r.limits)))
     shows = {(b.edit, b.scope): b.shows for b in r.blind_spots}
-    main = Table("", tuple(Column(c) for c in _COLUMNS), tuple(_flat(x, shows.get((x.edit, x.scope))) for x in r.planted))
-    return Document(tuple(blocks), main, (r.totals.seen,))
+    rows = tuple(_flat(x, shows.get((x.edit, x.scope))) for x in r.planted)
+    return Document(tuple(blocks), Table("", tuple(map(Column, _COLUMNS)), rows), (r.totals.seen,))
 
 
 def _facts(r: SelftestReport) -> Iterator[tuple[str, str]]:
@@ -97,7 +98,8 @@ def _blind(r: SelftestReport) -> Table:
     by: dict[str, list[tuple[str, str]]] = {}
     for b in r.blind_spots:
         by.setdefault(b.edit, []).append((b.scope, b.shows))
-    return Table("blind spots: not seen on this text", (Column("edit"), Column("where"), Column("what shows it")), tuple(
+    columns = (Column("edit"), Column("where"), Column("what shows it"))
+    return Table("blind spots: not seen on this text", columns, tuple(
         (edit, ", ".join(s for s, _ in some), some[0][1]) for edit, some in by.items()))
 
 

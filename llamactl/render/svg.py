@@ -45,8 +45,9 @@ def bars(name: str, said: str, values: Sequence[tuple[int, float | None]], *, ac
     for n, (i, value) in enumerate(values):
         y, x = finite(value), _LEFT + n * room
         top = float(_TOP) if y is None else min(scale(y), ground - 1.5) if y > 0 else ground
+        wide = min(room * 0.8, 48)
         kind = "wrong" if y is None or i in wrong else "bar"
-        drawn.append(f"<rect class=\"{kind}\" x=\"{x + room * .1:.1f}\" y=\"{top:.1f}\" width=\"{room * .8:.1f}\" "
+        drawn.append(f"<rect class=\"{kind}\" x=\"{x + (room - wide) / 2:.1f}\" y=\"{top:.1f}\" width=\"{wide:.1f}\" "
                      f"height=\"{max(0.0, ground - top):.1f}\"><title>{text(f'{across} {i}: {number(value)}')}</title>"
                      "</rect>")
         if n in _spread(len(values)):

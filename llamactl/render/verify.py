@@ -33,8 +33,8 @@ FEW = 8  # findings of a level that are shown; -v and the JSON have them all
 BARS = 16  # lines of a chart
 
 
-def view(reports: Sequence[VerifyReport | SelftestReport], *, verbose: bool = False, every: bool = False, chart: bool = False,
-         sources: Sequence[str] = (), **_: Any) -> Document:
+def view(reports: Sequence[VerifyReport | SelftestReport], *, verbose: bool = False, every: bool = False,
+         chart: bool = False, sources: Sequence[str] = (), **_: Any) -> Document:
     """Facts in the order in which they are asked for. every: all findings and layers, as verbose. chart: a terminal."""
     (r,) = reports
     full = verbose or every

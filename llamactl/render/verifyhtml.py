@@ -67,8 +67,8 @@ def _curve(r: VerifyReport) -> str:
     if all(x == 0 for x in m.kl_by_position):
         return f"<p>Zero at all {len(m.kl_by_position):,} positions.</p>"
     values = m.kl_by_position
-    fine = stretches(values, POINTS)
-    step = -(-len(values) // POINTS)
+    fine = stretches(values, POINTS, alone=1)  # what the first token says must not drown in its neighbours
+    step = fine[-1][0] - fine[-2][0] if len(fine) > 1 else 1
     odd = sum(x is None for x in values)
     quarters = ", ".join(map(number, m.kl_by_quarter))
     said = (f"KL of the second against the first at each of {len(values):,} positions on a log scale: "

@@ -107,12 +107,15 @@ def scaled(model: Model, text: str) -> Model:
 
 
 def shifted(model: Model, text: str) -> Model:
-    """embed:1, head:-1: row n + by in place of row n."""
-    name, _, by = text.partition(":")
-    if name == "head" and model.head.tied:
+    """SIDE:BY[:roll] of embed, head, both: row n + BY in place of row n; the ends stay, or wrap around."""
+    side, by, *how = text.split(":")
+    if side not in ("embed", "head", "both") or not by.removeprefix("-").isdigit() or how not in ([], ["roll"]):
+        raise impossible(f"{text!r} is not SIDE:BY of embed, head or both")
+    kind = "roll" if how else "shift"
+    if model.head.tied and side != "both":
         model = take(replace(model, head=replace(model.head, tied=False)), Taken("head.weight", "from", "embed.weight"))
-    there(model, f"{name}.weight")
-    return take(model, Taken(f"{name}.weight", "shift", int(by)))
+    names = [f"{n}.weight" for n in ("embed", "head") if side in (n, "both") and not (n == "head" and model.head.tied)]
+    return take(model, *(Taken(n, kind, int(by)) for n in names))
 
 
 def tie(model: Model, tied: bool) -> Model:

@@ -169,7 +169,8 @@ TRIES: tuple[Tries, ...] = (
           cause="names that end in .bias left out of a copied state dict", fix="load strictly"),
     Tries(name="head_tied", values=always("true"), says="the head is the embedding, though it has its own matrix",
           cause="tie_word_embeddings read as true", fix="load lm_head.weight", layered=False),
-    Tries(name="row_shift", values=always("embed:1", "embed:-1", "head:1", "head:-1"), layered=False,
+    Tries(name="row_shift", layered=False, values=always(*(
+        f"{side}:{by}{end}" for side in ("both", "embed", "head") for by in (1, -1) for end in ("", ":roll"))),
           says="rows of the vocabulary are shifted ({})", cause="an added or a left-out special token",
           fix="row n is token n"),
     Tries(name="weights", values=roundings, says="weights are rounded to {}",

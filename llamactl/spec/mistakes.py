@@ -15,6 +15,7 @@ from llamactl.spec import misread, misturned, slipped
 from llamactl.spec.edits import Edit, apply
 from llamactl.spec.mistaken import TRIES, Tries
 from llamactl.spec.model import Model
+from llamactl.spec.phrases import phrase
 
 
 def _text(name: str, text: str) -> str:
@@ -124,7 +125,7 @@ MISTAKES: tuple[Edit, ...] = (
     _edit("constant", "a tensor that was never loaded: zero:NAME, ones:NAME", misread.constant),
     _edit("another", "a tensor that is not the checkpoint's, by NAME", misread.another),
     _edit("scaled", "a tensor multiplied: NAME*FACTOR", misread.scaled),
-    _edit("row_shift", "rows shifted: embed:1, head:-1", misread.shifted),
+    _edit("row_shift", "rows of the vocabulary shifted, SIDE:BY[:roll] of embed, head, both", misread.shifted),
     _edit("head_tied", "the embedding in place of the head's own matrix", misread.tie, _switch),
     _edit("layer_order", "missing:I, repeated:I, twice:I, swapped:I,J, shifted:BY, clamped:BY, strings, reversed, "
           "first", misread.layers),
@@ -151,7 +152,7 @@ class Hypothesis:
 
     @property
     def words(self) -> str:
-        return self.about.says.replace("{}", self.value)
+        return phrase(self.about.name, self.value, self.about.says)
 
 
 def hypotheses(model: Model, *, only: Callable[[Tries], bool] = lambda t: True) -> list[Hypothesis]:
@@ -208,5 +209,5 @@ def worded(text: str) -> tuple[str, str, str]:
     name, _, value = text.partition("=")
     for t in TRIES:
         if t.name == name:
-            return t.says.replace("{}", value), t.cause, t.fix
+            return phrase(name, value, t.says), t.cause, t.fix
     return text, "", ""

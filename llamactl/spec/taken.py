@@ -19,7 +19,7 @@ class Taken(NamedTuple):
             order: the layer arg[n] in place of layer n
             rows: rows of each of `heads` groups in another order, arg "adjacent>half" or "half>adjacent"
             heads: groups of rows reversed or rolled                     transposed: rows for columns (square matrices)
-            shift: row n + arg in place of row n, ends stay              round: rounded to the dtype `arg` and back
+            shift, roll: row n + arg in place of row n, ends stay or wrap    round: rounded to the dtype `arg` and back
             fused: rows of (q, k, v) or (gate, up) laid out as arg[0] and read as arg[1]
             zero, ones; first: row 0 in place of each; scale: multiplied by `arg`
             another: of another checkpoint, given apart

@@ -81,9 +81,12 @@ def look(net: Network, flow: Flow, limit: float, *, late: Callable[[], bool], ex
     for i in out.faulty:
         if late():
             break
-        out.because[i] = _because(net, flow, i, out, layered, late)
+        out.because[i] = _because(net, flow, i, out, layered)
     if out.faulty and not all(out.because.get(i) for i in out.faulty):
         _aligned(net, flow, out)
+        for i in out.faulty if out.order is None else ():
+            if not out.because.get(i) and not late():
+                out.because[i] = _because(net, flow, i, out, layered, late)
     out.tried += net.runs
     return out
 
@@ -110,9 +113,12 @@ def _floor(net: Network, i: int, x: Tensor) -> float:
     return max(TIMES * found, LEAST) if found < float("inf") else LEAST
 
 
-def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[Hypothesis], late: Callable[[], bool]
-             ) -> list[list[str]]:
-    """Sets of edits that make block i the other's; those that explained another block first, then each, then two."""
+def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[Hypothesis],
+             late: Callable[[], bool] | None = None) -> list[list[str]]:
+    """Sets of edits that make block i the other's: those that explained another block first, then each.
+
+    With late also what takes longer: tensors that the other side is known to have, fitted numbers, two together.
+    """
     y = flow.outputs[i]
     assert y is not None
     x, want, floor = flow.inputs[i][None], y[None], out.floors[i]
@@ -130,9 +136,10 @@ def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[H
     again = [list(t) for t in unique if holds(t, any(x in whole for x in t))]
     if again:
         return again
-    singles = [[h.text] for h in ideas if holds([h.text], h.whole)]
+    if late is None:
+        return [[h.text] for h in ideas if holds([h.text], h.whole)]
     others = _others(net, i)
-    singles += [[t] for t in others if not singles and holds([t])]
+    singles = [[t] for t in others if holds([t])]
     if singles or late():
         return singles
     fits = fitted_block(net.model, lambda t: _error(net, [Change(t, i)], i, x[:, :few], want[:, :few]), floor,

@@ -13,6 +13,7 @@ from llamactl.errors import InputRefused
 from llamactl.net.decoder import Source
 from llamactl.net.streamed import logits
 from llamactl.spec.model import Model
+from llamactl.verify.ablate import moved
 from llamactl.verify.diagnose import Diagnosis, diagnose
 from llamactl.verify.floor import bf16_floor, floor
 from llamactl.verify.matching import Target
@@ -22,6 +23,8 @@ from llamactl.verify.other import Other, log_softmax
 from llamactl.verify.probe import short
 
 HALVES = ("bf16", "fp16")
+MOVED = 5000  # positions: of no effect on RoPE but the rounding of its angles
+MOVED_TIMES = 8.0  # of the limit: further off than that it is not looked at
 BF16_TIMES = 4.0  # of what bf16 does to this model here, the most that another bf16 path may do
 
 
@@ -80,6 +83,11 @@ def compared(model: Model, source: Source, ids: Tensor, ours: Tensor, other: Oth
             return report("equal", "the logits are equal bit for bit")
         return report("same", f"the logits are at most {m.max_abs_dlogit:.2g} apart; arithmetic alone explains up to "
                       f"{limit:.2g}")
+    if theirs is not None and m.max_abs_dlogit <= MOVED_TIMES * limit:
+        far = _moved(model, source, ids, ours)
+        if m.max_abs_dlogit <= 2 * far:
+            return report("same", f"the logits are at most {m.max_abs_dlogit:.2g} apart, as far as positions moved by "
+                          f"{MOVED:,} take them ({far:.2g}): rotations of large angles, and no mistake")
     if other.computed_in in HALVES:
         return _half(model, source, ids, ours, other, m, report, setting)
     if theirs is None or not setting.explain:
@@ -123,6 +131,14 @@ def _blind(model: Model, n: int, setting: Setting) -> str | None:
     if over and setting.windows:
         return f"no token is past the window of {over[0]:,}: whether it is kept does not show in {n:,} tokens"
     return None
+
+
+def _moved(model: Model, source: Source, ids: Tensor, ours: Tensor) -> float:
+    """How far the logits go when every position is moved, which changes nothing but the size of RoPE's angles."""
+    if model.positions is not None or not any(x.attn is not None and x.attn.rope is not None for x in model.layers):
+        return 0.0
+    far = (logits(moved(model, MOVED), source, ids)[0] - ours).abs().max()
+    return float(far) if bool(torch.isfinite(far)) else 0.0
 
 
 def _not_finite(m: Measures, setting: Setting) -> str:

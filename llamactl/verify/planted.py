@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llamactl.analysis.verification import Floor
 from llamactl.errors import UsageError
 from llamactl.net.divergence import blocks, kl
 from llamactl.net.generate import positions
@@ -16,6 +17,7 @@ from llamactl.spec.model import Model
 from llamactl.verify.network import Network
 
 COLUMNS = 256  # of the last token's logits that are kept to tell mistakes apart
+ITSELF = 2.0  # times what a second honest path does
 EXACT = {"positions-bf16": 257, "positions-fp16": 2049}  # the first whole number that the type does not have
 Say = Callable[[str], None]
 
@@ -134,7 +136,7 @@ def _beginning(net: Network, base: Tensor, limit: float, change: Change) -> int:
     return high
 
 
-def shows(model: Model, plant: Plant, tokens: int, limit: float) -> str:
+def shows(model: Model, plant: Plant, tokens: int, bar: Floor) -> str:
     """What might show a mistake that `tokens` tokens do not, in words."""
     need, name = _needs(model, plant.seed.change), plant.seed.idea.about.name
     room = min((n for n in (positions(model), model.context.usable) if n is not None), default=None)
@@ -149,7 +151,9 @@ def shows(model: Model, plant: Plant, tokens: int, limit: float) -> str:
         if name in ("norm_bias", "bias_dropped", "norm_weight", "constant", "copied"):
             return "no text: the weights hold these values already"
         return "no text that is known: the logits stay what they are bit for bit"
-    share = f"{plant.far / limit:.0%} of the limit here"
+    share = f"{plant.far / bar.limit:.0%} of the limit here"
+    if plant.far <= ITSELF * bar.max_abs_dlogit:
+        return f"perhaps none: no more than arithmetic itself, {share}"
     longer = plant.seed.idea.about.blind and (room is None or room > tokens)
     return f"perhaps a {'longer' if longer else 'different'} text: {share}"
 

@@ -21,12 +21,13 @@ from torch import Tensor
 from llamactl.checkpoint.digest import digest
 from llamactl.checkpoint.disk import open_regular
 from llamactl.checkpoint.files import Files
+from llamactl.checkpoint.folder import REFERENCE
 from llamactl.checkpoint.safetensors import header_from
 from llamactl.errors import InputRefused
 from llamactl.net.weights_bytes import buffer
 from llamactl.verify.arrays import Arrays, open_arrays
 
-NAME = "llamactl-reference.safetensors"  # what verify looks for beside a checkpoint
+NAME = REFERENCE  # what verify looks for beside a checkpoint
 FORMAT = "llamactl-reference"  # the key of the metadata that says which form this is
 VERSION = "1"
 COLUMNS = 16  # of a projection

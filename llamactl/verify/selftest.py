@@ -51,7 +51,7 @@ def selftest(model: Model, source: Source, ids: Tensor, *, id: str, text: str, s
     same = alike(net, plants, bar.limit, say)
     rows = [_row(model, p, bar.limit, [plants[j].seed.name for j in same.get(n, ())]) for n, p in enumerate(plants)]
     checked, missed = _checked(net, plants, rows, same, bar.limit, seconds, say)
-    blind = [BlindSpot(edit=r.edit, scope=r.scope, words=r.words, shows=shows(model, p, net.tokens, bar.limit))
+    blind = [BlindSpot(edit=r.edit, scope=r.scope, words=r.words, shows=shows(model, p, net.tokens, bar))
              for p, r in zip(plants, rows, strict=True) if r.named == "no-op"]
     return SelftestReport(
         id=id, family=model.family, text=text, tokens=net.tokens, floor=bar, totals=totals(rows), planted=tuple(rows),
@@ -141,7 +141,7 @@ def _of(name: str, say: Say) -> Say:
 
 
 def _drawn(rows: Sequence[Planted]) -> Iterator[int]:
-    """Those that have a name in an order drawn once and for all, of the whole model and of layers by turns."""
+    """Those that have a name in an order drawn once and for all, three of the whole model for one of a layer."""
     draw = random.Random(SEED)
     known = [n for n, r in enumerate(rows) if r.named in ("yes", "equivalent")]
     single = [n for n in known if rows[n].scope.startswith("layer ")]
@@ -149,7 +149,7 @@ def _drawn(rows: Sequence[Planted]) -> Iterator[int]:
     for some in (whole, single):
         draw.shuffle(some)
     for k in range(max(len(whole), len(single))):
-        yield from (*whole[k : k + 1], *single[k : k + 1])
+        yield from (*whole[3 * k : 3 * k + 3], *single[k : k + 1])
 
 
 def _sinks(model: Model) -> bool:

@@ -118,6 +118,15 @@ def test_pictures_are_drawn_only_where_there_is_something(named: Named) -> None:
     assert "Zero in all 30 layers." in page(named("equal"))
 
 
+def test_the_first_position_stands_alone_in_a_long_curve(named: Named) -> None:
+    source = page(named("different"))
+    (points,) = re.findall(r"points=\"([^\"]*)\"", source)
+    heights = [float(p.split(",")[1]) for p in points.split()]
+    assert len(heights) <= 480
+    assert heights[0] > max(heights[1:])  # its zero lies on the ground
+    assert "the largest of every 3 positions" in source
+
+
 def test_wrong_layers_are_red_and_others_are_not(named: Named) -> None:
     kinds = re.findall(r"<rect class=\"(\w+)\"[^>]*><title>layer (\d+): ", page(named("different")))
     assert len(kinds) == 30
