@@ -48,6 +48,8 @@ def convert(
                      "logits, before it is published.")] = True,
     digest: Annotated[bool, typer.Option("--digest/--no-digest", help="A digest of every tensor in the manifest.")
                       ] = True,
+    reference: Annotated[bool, typer.Option("--reference", help="Also record what the source answers, so that verify "
+                         "can judge the output, and copies of it, without the source.")] = False,
     *,
     out: Output,
     reach: Access,
@@ -71,6 +73,9 @@ def convert(
     if target.endswith(".gguf") and to != "gguf":
         raise UsageError("usage", f"{target!r} is the name of a GGUF file, and --to {to} makes a folder",
                          help="add --to gguf, or name a folder")
+    if reference and target.endswith(".gguf"):
+        raise UsageError("usage", f"--reference lies in a folder, beside the weights, and {target!r} is a single file",
+                         help="name a folder, or record it apart: llamactl reference SRC -o FILE.safetensors")
     if text is not None and not proof:
         raise UsageError("usage", "--text is measured by the proof: leave --no-proof out")
     if text is not None and dry_run:
@@ -80,7 +85,7 @@ def convert(
     wanted = Wanted(layout=to, dtype=kind, shard_bytes=_bytes(shard_size), kv_heads=kv_heads, tied=tie,
                     vocab=vocab_pad_to, ranks=ranks, context=context)
     run(source, target, wanted, out, reach, clamp=allow_overflow, tokenizer=tokenizer, text=text, dry_run=dry_run,
-        force=force, proof=proof, digest=digest)
+        force=force, proof=proof, digest=digest, reference=reference)
 
 
 def _bytes(text: str | None) -> int | None:

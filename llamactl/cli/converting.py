@@ -16,7 +16,7 @@ LOSS_TOKENS = 1024  # of --text
 
 
 def convert(ref: str, path: str, wanted: Wanted, out: Output, reach: Access, *, clamp: bool, tokenizer: bool,
-            text: str | None, dry_run: bool, force: bool, proof: bool, digest: bool) -> None:
+            text: str | None, dry_run: bool, force: bool, proof: bool, digest: bool, reference: bool) -> None:
     """The command: plan, write, prove, publish, tell."""
     from llamactl.cli import publishing
     from llamactl.cli.show import show
@@ -27,19 +27,26 @@ def convert(ref: str, path: str, wanted: Wanted, out: Output, reach: Access, *, 
         raise UsageError("usage", "--context is for Meta's params.json; this config says it itself")
     if not dry_run:
         publishing.check_place(at, path, wanted.layout, force)
+    if reference:
+        need_torch("recording a reference")
     ids = None if text is None else _ids(at, text)
     made = plan(at, wanted, clamp=clamp, tokenizer=tokenizer)
     digests: dict[str, str] = {}
-    found, notes = None, made.notes
+    recording = publishing.recording(made) if reference else None
+    found, notes = None, made.notes + (recording.tokens.notes if recording else ())
     if not dry_run:
-        digests, found, more = publishing.publish(made, path, out, force=force, digest=digest, proof=proof, text=ids)
+        digests, found, more = publishing.publish(made, path, out, force=force, digest=digest, proof=proof, text=ids,
+                                                  recording=recording)
         notes += more
     notes += _changes(made)
-    report = publishing.report(made, path, digests, found, dry_run=dry_run)
+    if reference and _narrowed(made):
+        notes += (("reference-exact", "the recorded reference is what the source's own values answer: verify counts "
+                   "the rounding of the output's as a difference"),)
+    report = publishing.report(made, path, digests, found, dry_run=dry_run, recording=recording)
     inputs = {"to": wanted.layout, "dtype": wanted.dtype, "shard_bytes": wanted.shard_bytes,
               "kv_heads": wanted.kv_heads, "tie": wanted.tied, "vocab_pad_to": wanted.vocab, "ranks": wanted.ranks,
               "context": wanted.context, "allow_overflow": clamp, "tokenizer": tokenizer, "dry_run": dry_run,
-              "proof": proof, "digest": digest, "force": force, "text": text}
+              "proof": proof, "digest": digest, "force": force, "text": text, "reference": reference}
     loaded: Any = _Loaded(at.source, at.model, notes)
     show("convert", [loaded], [report], inputs, out, result=report.to_dict())
 
@@ -70,6 +77,15 @@ def _ids(at: Located, file: str) -> list[int]:
     if len(ids) < 2:
         raise InputRefused("text-short", f"{len(ids)} tokens; a loss takes two", path=file)
     return list(ids[:room])
+
+
+def _narrowed(made: Conversion) -> bool:
+    """Whether values went into a type that does not hold all those of their own; quantised ones are fp32."""
+    from llamactl.checkpoint.held import FLOATS
+    from llamactl.cli.proving import comparable
+
+    pairs = ((p.dtype if p.dtype in FLOATS else "F32", o.dtype) for o in made.outputs for p in o.sources)
+    return any(comparable(kind, new) != kind for kind, new in pairs)
 
 
 def _changes(made: Conversion) -> Notes:

@@ -6,19 +6,36 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llamactl import __version__
 from llamactl.analysis.conversion import ConvertReport, OutputFile, OutputTensor, Proof
 from llamactl.checkpoint.exchange import MANIFEST
+from llamactl.checkpoint.folder import REFERENCE
 from llamactl.cli.options import Output
 from llamactl.cli.progress import Progress
+from llamactl.errors import OutputError
 
 if TYPE_CHECKING:
+    from llamactl.checkpoint.staging import Staging
+    from llamactl.cli.given import Given
     from llamactl.cli.located import Located
     from llamactl.cli.planning import Conversion
+    from llamactl.cli.runnable import Opened
+    from llamactl.verify.recorded import About
 
 Notes = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A reference of the source that is to lie beside the output, not computed yet. nbytes: of its file."""
+
+    opened: Opened
+    tokens: Given
+    about: About
+    nbytes: int
 
 
 def check_place(at: Located, target: str, layout: str, force: bool) -> None:
@@ -41,23 +58,42 @@ def _sources(at: Located) -> list[str]:
     return [at.path] if at.layout == "gguf" else [at.path, at.folder]
 
 
-def needed(made: Conversion) -> dict[str, int]:
+def recording(made: Conversion) -> Recording:
+    """What is to be recorded of the source: all logits on verify's own tokens. Raises LlamactlError."""
+    from llamactl.cli.given import given
+    from llamactl.cli.runnable import opened
+    from llamactl.verify.recorded import About, config_digest, weights_digest
+    from llamactl.verify.recording import file_bytes
+
+    found = opened(made.at)
+    tokens, model = given(found, None, None), found.model
+    about = About(version=__version__, id=found.source.id, family=model.family, layout=found.weights.layout,
+                  computed_in="fp32", source=tokens.source, config_digest=config_digest(made.at.config),
+                  weights_digest=weights_digest(made.files), vocab=model.head.vocab)
+    return Recording(opened=found, tokens=tokens, about=about, nbytes=file_bytes(tokens.ids, about))
+
+
+def needed(made: Conversion, recording: Recording | None) -> dict[str, int]:
     """Every file that will be written, but the manifest, and its bytes."""
     sizes = {f.name: f.nbytes() for f in made.weights}
     sizes |= {name: len(data) for name, data in made.texts.items()}
-    return sizes | {name: os.path.getsize(path) for name, path in made.target.beside.items() if name not in sizes}
+    sizes |= {name: os.path.getsize(path) for name, path in made.target.beside.items() if name not in sizes}
+    return sizes | ({REFERENCE: recording.nbytes} if recording else {})
 
 
 def publish(made: Conversion, target: str, out: Output, *, force: bool, digest: bool, proof: bool,
-            text: list[int] | None = None) -> tuple[dict[str, str], Proof | None, Notes]:
+            text: list[int] | None = None, recording: Recording | None = None
+            ) -> tuple[dict[str, str], Proof | None, Notes]:
     """Write everything to `target`, which appears whole or not at all: ({file/tensor: digest}, proof, warnings)."""
     from llamactl.checkpoint.disk import open_regular
     from llamactl.checkpoint.emit import Emitter
     from llamactl.checkpoint.staging import stage
 
-    sizes = needed(made)
+    sizes = needed(made, recording)
     single = _single(target, made.target.layout)
     with stage(target, sources=_sources(made.at), need=sum(sizes.values()), force=force, single=single) as staging:
+        if recording is not None:  # first: what cannot be run has cost no writing
+            _record(made, recording, staging, out)
         with Progress(out, "writing", sum(f.nbytes() for f in made.weights)) as seen:
             emitter = Emitter(made.files, made.values, digest=digest, seen=seen)
             for n, f in enumerate(made.weights, 1):
@@ -84,12 +120,32 @@ def publish(made: Conversion, target: str, out: Output, *, force: bool, digest: 
     return emitter.digests, found, tuple(staging.warnings)
 
 
-def report(made: Conversion, target: str, digests: dict[str, str], proof: Proof | None, *, dry_run: bool
-           ) -> ConvertReport:
+def _record(made: Conversion, recording: Recording, staging: Staging, out: Output) -> None:
+    """Run the source and write what it answers. Running out of memory becomes one line."""
+    from llamactl.net.device import is_out_of_memory
+    from llamactl.verify.recorded import encode
+    from llamactl.verify.recording import record
+
+    total = sum(t.nbytes for t in made.files.tensors.values())
+    found, ids = recording.opened, recording.tokens.ids
+    try:
+        with Progress(out, "recording, of the weights", total) as seen:
+            recorded, _ = record(found.model, found.weights, ids, recording.about,
+                                 progress=lambda n, of: seen(total * n // of - total * (n - 1) // of))
+    except (MemoryError, RuntimeError) as e:
+        if not is_out_of_memory(e):
+            raise
+        raise OutputError("memory", f"out of memory with {len(ids):,} tokens", help="leave --reference out") from e
+    with staging.create(REFERENCE) as file:
+        file.writelines(encode(recorded).blocks())
+
+
+def report(made: Conversion, target: str, digests: dict[str, str], proof: Proof | None, *, dry_run: bool,
+           recording: Recording | None = None) -> ConvertReport:
     """What was planned or done."""
     from llamactl.checkpoint.digest import ALGORITHM
 
-    sizes = needed(made)
+    sizes = needed(made, recording)
     return ConvertReport(
         id=made.at.source.id, path=target, dry_run=dry_run, source_layout=made.at.layout,
         target_layout=made.target.layout, family=made.at.model.family, parameters=made.target.model.total(),

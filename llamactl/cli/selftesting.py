@@ -23,8 +23,6 @@ TEXTS = {"passage": "a passage that comes with llamactl", "ids": "made-up token 
 
 def run(at: Located, asked: Asked, out: Output) -> int:
     """Plant, search, print; 1 where the search missed a mistake that has a name. Raises LlamactlError."""
-    import torch
-
     from llamactl.api import Loaded
     from llamactl.cli.runnable import opened
     from llamactl.cli.show import show
@@ -41,8 +39,8 @@ def run(at: Located, asked: Asked, out: Output) -> int:
     text = printable(asked.text) if words.source == "text" and asked.text is not None else TEXTS[words.source]
     try:
         with Words(out) as say:
-            report = selftest(first.model, first.weights, torch.tensor([words.ids]), id=first.source.id, text=text,
-                              seconds=seconds, say=say)
+            report = selftest(first.model, first.weights, words.ids, id=first.source.id, text=text, seconds=seconds,
+                              say=say)
     except (MemoryError, RuntimeError) as e:
         if not is_out_of_memory(e):
             raise

@@ -16,6 +16,8 @@ MASKS = {"none": "the causal mask is missing: a token sees all that follow",
          "ahead": "the causal mask is off by one: a token sees the next one",
          "strict": "the causal mask is off by one: a token does not see itself",
          "strict-uniform": "the causal mask is off by one: a token does not see itself, and the first sees all"}
+MLPS = {"gate-only": "down(act(gate)), without up,", "up-only": "down(up), without the gate,",
+        "product": "down(act(gate up))", "both": "down(act(gate) act(up))", "linear": "without its activation,"}
 SIDES = {"q": "q alone", "k": "k alone", "both": "q and k", "none": "nothing", "v": "v alone", "qkv": "q, k and v"}
 ORDERS = {"tile": "KV heads are tiled (h mod K) instead of repeated", "reversed": "KV heads are read in reverse",
           "first": "every query head reads the first KV head", "rolled": "query heads read the next KV head"}
@@ -45,6 +47,12 @@ def phrase(name: str, value: str, says: str) -> str:
         return ORDERS.get(value, says.replace("{}", value))
     if name in ("rope_on", "rope_direction"):
         return says.replace("{}", SIDES.get(value, value))
+    if name == "mlp":
+        return f"the feed-forward is {MLPS.get(value, value)} instead of down(act(gate) up)"
+    if name == "rope_dim":
+        width, _, over = value.partition("/")
+        return f"partial rotary width: {width} dimensions of each head rotate" + (
+            f", with exponents that count to {over}" if over else "")
     if name == "constant":
         return f"{place} was never loaded (all {'zeros' if head == 'zero' else 'ones'})"
     if name == "layer_order":

@@ -23,7 +23,8 @@ from llamactl.spec.edits import apply
 from llamactl.spec.model import Model
 from llamactl.spec.parts import Attention, LearnedPositions, SinusoidalPositions
 from llamactl.verify.ablations import same, words
-from llamactl.verify.trained import Kept, NewWeights, Trained
+from llamactl.verify.network import Kept
+from llamactl.verify.trained import NewWeights, Trained
 
 SHIFTS = (500, 5000)
 HELD_BYTES = 2_000_000_000  # of weights in fp32: up to these they are kept between the edits

@@ -16,6 +16,7 @@ from torch import Tensor
 from llamactl.net.kernels import plain
 from llamactl.spec.mistakes import Change, Hypothesis, hypotheses
 from llamactl.verify.fits import fitted_block
+from llamactl.verify.matching import NOISIER
 from llamactl.verify.network import Network
 
 TOKENS = 64  # of the text on which ideas are tried at first
@@ -102,11 +103,11 @@ def _error(net: Network, changes: Sequence[Change], i: int, x: Tensor, want: Ten
     return float("inf") if got is None or got.shape != want.shape else relative(got, want)
 
 
-def _floor(net: Network, i: int, x: Tensor) -> float:
-    """The relative error of block i that counts as arithmetic."""
+def _floor(net: Network, i: int, x: Tensor, changes: Sequence[Change] = ()) -> float:
+    """The relative error of block i, edited or not, that counts as arithmetic."""
     with plain():
-        other = net.block((), i, x)
-    own = net.block((), i, x)
+        other = net.block(changes, i, x)
+    own = net.block(changes, i, x)
     assert own is not None
     assert other is not None
     found = relative(other, own)
@@ -128,7 +129,8 @@ def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[H
         changes = [Change(t, i) for t in texts]
         if not whole and _error(net, changes, i, x[:, :few], want[:, :few]) > floor:
             return False
-        return _error(net, changes, i, x, want) <= floor
+        error = _error(net, changes, i, x, want)
+        return error <= floor or (error <= NOISIER * floor and error <= _floor(net, i, x, changes))
 
     known = [texts for found in out.because.values() for texts in found]
     unique = list(dict.fromkeys(tuple(t) for t in known))

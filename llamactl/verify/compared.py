@@ -95,7 +95,7 @@ def compared(model: Model, source: Source, ids: Tensor, ours: Tensor, other: Oth
     net = Network(model, source, ids, other.tensors)
     target = Target(theirs, limit)
     flow = other.flow() if theirs.shape[1] == model.head.vocab and not other.log_probs else None
-    found = diagnose(net, target, flow, seconds=setting.seconds, sweep=setting.sweep, say=say)
+    found = diagnose(net, target, flow, seconds=setting.seconds, sweep=setting.sweep, say=say, parts=other.parts)
     if found.explanations and not found.partial:
         return report("explained", _explained(found, setting), found)
     return report("different", _apart(m, limit, setting), found)

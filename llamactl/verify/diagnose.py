@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import product
 
 import torch
 from torch import Tensor
 
 from llamactl.analysis.verification import Explanation, Layer, Place
+from llamactl.errors import InputRefused
 from llamactl.spec.mistakes import Change, hypotheses, worded
 from llamactl.spec.model import Model
 from llamactl.verify.blockwise import Blockwise, Flow, look
+from llamactl.verify.hooks import Parts
 from llamactl.verify.matching import Target
 from llamactl.verify.network import Network
 from llamactl.verify.probe import made_ids
 from llamactl.verify.search import Search
+from llamactl.verify.within import wrong_part
 
 OTHERS = 12  # equivalent edits that are told
 COMBINED = 24  # ways to put block-wise explanations together that are tried
@@ -41,8 +45,10 @@ class Diagnosis:
 
 
 def diagnose(net: Network, target: Target, flow: Flow | None, *, seconds: float, sweep: bool = True,
-             say: Callable[[str], None] = lambda text: None) -> Diagnosis:
+             say: Callable[[str], None] = lambda text: None, parts: Callable[[int], Parts] | None = None) -> Diagnosis:
     """Explain `target` by edits of `net`'s model. seconds: after which no new idea is tried; sweep: single layers too.
+
+    parts: as in other.Other.
     """
     deadline = time.monotonic() + seconds
 
@@ -53,14 +59,14 @@ def diagnose(net: Network, target: Target, flow: Flow | None, *, seconds: float,
     if flow is not None:
         say("comparing block by block")
         found = look(net, flow, target.limit, late=late)
-        out.place, out.layers, out.tried = placed(found, net), _layers(found), found.tried
+        out.place, out.layers, out.tried = placed(found, net, parts), _layers(found), found.tried
         changes, others = _whole(net, target, found, late)
         if changes:
             out.explanations = _told(net, target, changes, others)
             return out
-        parts = [Change(found.because[i][0][0], i) for i in found.faulty if found.because.get(i)]
-        if parts and len(parts) < len(found.faulty):
-            out.explanations, out.partial = _told(net, target, parts, []), True
+        known = [Change(t, i) for i in found.faulty for t in (found.because.get(i) or [[]])[0]]
+        if known and not all(found.because.get(i) for i in found.faulty):
+            out.explanations, out.partial = _told(net, target, known, []), True
             return out
     search = Search(source=net.source, ids=net.ids, target=target, deadline=deadline, layers=sweep, say=say)
     chains = search.solve(net.model)
@@ -100,8 +106,7 @@ def _whole(net: Network, target: Target, found: Blockwise, late: Callable[[], bo
     for changes in sorted((t for t in tries if t), key=len)[: COMBINED + 4 * net.model.n_layers]:
         if late() or (good and len(changes) > len(good[0])):
             break
-        got = net.logits(changes, net.tokens)
-        if got is not None and target.off(got) <= target.limit:
+        if target.reached(net, changes, net.tokens):
             good.append(changes)
     if not good:
         return [], []
@@ -136,7 +141,7 @@ def _told(net: Network, target: Target, changes: Sequence[Change], others: Seque
     """The changes in words, with what is left when all of them are made, and what else would leave no more."""
     got = net.logits(changes, net.tokens)
     assert got is not None
-    residual, kl = target.off(got), target.score(got)
+    residual, kl = min(target.off(got), 1e30), target.score(got)
     grouped: dict[str, list[int | None]] = {}
     for c in changes:
         grouped.setdefault(c.text, []).append(c.layer)
@@ -183,8 +188,8 @@ def _separate(net: Network, changes: Sequence[Change], others: Sequence[Sequence
     return "no text that was tried tells them apart: they compute the same"
 
 
-def placed(found: Blockwise, net: Network) -> Place | None:
-    """The first place that is wrong on its own, and the others."""
+def placed(found: Blockwise, net: Network, parts: Callable[[int], Parts] | None = None) -> Place | None:
+    """The first place that is wrong on its own, and the others; of a module also the part of the block."""
     wrong: list[tuple[str, float, float]] = []
     if found.embedding_off:
         wrong.append(("embedding", found.embedding, 0.0))
@@ -200,6 +205,10 @@ def placed(found: Blockwise, net: Network) -> Place | None:
     if not wrong:
         return None
     where, error, floor = wrong[0]
+    if parts is not None and where.startswith("layer ") and found.order is None:
+        with suppress(InputRefused):  # code that fails when it is run once more
+            part = wrong_part(net, found.faulty[0], parts(found.faulty[0]))
+            where += f" {part}" if part else ""
     return Place(where=where, relative=min(error, 1e30), floor=floor, others=tuple(w for w, _, _ in wrong[1:]))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from llamactl.errors import InputRefused, UsageError
+from llamactl.net import kernels
 from llamactl.net.decoder import Source
 from llamactl.net.streamed import Streamed
 from llamactl.net.taken import Taking
@@ -23,22 +24,22 @@ KEPT_BYTES = 3 << 30  # of weights in fp32: a smaller model is widened once, a l
 
 
 class Kept:
-    """A Source that widens each tensor to fp32 once, as long as all of them take less than KEPT_BYTES."""
+    """A Source whose tensors stay in memory in fp32 once they were read."""
 
-    def __init__(self, source: Source, model: Model) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
-        self.keeps = 4 * model.total() < KEPT_BYTES
         self._held: dict[str, Tensor] = {}
 
     def tensor(self, name: str) -> Tensor:
-        if name in self._held:
-            return self._held[name]
-        found = self.source.tensor(name)
-        if not self.keeps:
-            return found
-        wide = found if found.dtype is torch.float32 and found.is_contiguous() else found.float().contiguous()
-        self._held[name] = wide
-        return wide
+        """As the source gives it, in fp32."""
+        if name not in self._held:
+            self._held[name] = self.source.tensor(name).float().contiguous()
+        return self._held[name]
+
+
+def kept(source: Source, model: Model) -> Source:
+    """`source`, kept in memory where all of it in fp32 takes less than KEPT_BYTES."""
+    return Kept(source) if 4 * model.total() < KEPT_BYTES and not isinstance(source, Kept) else source
 
 
 class Network:
@@ -50,7 +51,7 @@ class Network:
 
     def __init__(self, model: Model, source: Source, ids: Tensor, others: Mapping[str, Tensor] | None = None) -> None:
         self.others = dict(others or {})
-        self.model, self.ids, self.source = model, ids, source if isinstance(source, Kept) else Kept(source, model)
+        self.model, self.ids, self.source = model, ids, kept(source, model)
         self._streams: dict[int, list[Tensor]] = {}
         self._shells: dict[Any, Streamed] = {}
         self.runs = 0
@@ -68,7 +69,8 @@ class Network:
             if model is None:
                 return None
             source = Taking(self.source, model, self.others) if model.taken else self.source
-            key = (frozenset(model.layers), model.positions, model.embed, model.embed_norm, model.norm, model.head, n)
+            key = (frozenset(model.layers), model.positions, model.embed, model.embed_norm, model.norm, model.head, n,
+                   kernels.plainly())
             shell = self._shells.get(key)
             run = Streamed(model, source, self.ids[:, :n], length=self.tokens, shell=shell)
             if shell is None and len(self._shells) < SHELLS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,9 @@ from llamactl.net.decoder import Source
 from llamactl.net.streamed import logits
 from llamactl.spec.model import Model
 from llamactl.verify.blockwise import Flow
-from llamactl.verify.callables import load_callable, run_callable
+from llamactl.verify.callables import inside, load_callable, run_callable
 from llamactl.verify.hf import transformers_side
+from llamactl.verify.hooks import Parts
 from llamactl.verify.saved import Saved
 from llamactl.verify.tensors import Layouts, different
 
@@ -26,7 +28,8 @@ class Other:
     """logits (T, V), or of the K largest of each token top: values and columns (T, K).
 
     computed_in: the narrowest type that holds every logit. kind, ref: for the report. embedded, inputs, outputs: as in
-    blockwise.Flow. tensors: those that are not the checkpoint's, by canonical name, where that is known.
+    blockwise.Flow. tensors: those that are not the checkpoint's, by canonical name, where that is known. parts: of a
+    module, what went into and came out of the parts of its n-th block.
     """
 
     kind: str
@@ -39,6 +42,7 @@ class Other:
     outputs: tuple[Tensor | None, ...] = ()
     log_probs: bool = False
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    parts: Callable[[int], Parts] | None = None
     notes: Notes = ()
 
     def flow(self) -> Flow | None:
@@ -94,6 +98,8 @@ def ran(side: nn.Module | Callable[[Tensor], object], ids: Tensor, model: Model,
     return Other(kind=kind if isinstance(side, nn.Module) else "callable", ref=ref, logits=found.logits,
                  computed_in=found.computed_in, log_probs=found.log_probs, notes=found.notes,
                  tensors=different(side, model, source, layouts) if isinstance(side, nn.Module) else {},
+                 parts=partial(inside, side, ids, blocks.inputs, label=label, layers=model.n_layers)
+                 if blocks and isinstance(side, nn.Module) else None,
                  embedded=blocks.embedded.float() if blocks else None,
                  inputs=tuple(x.float() for x in blocks.inputs) if blocks else (),
                  outputs=tuple(x.float() for x in blocks.outputs) if blocks else ())

@@ -12,7 +12,7 @@ from llamactl.net.decoder import Source
 from llamactl.net.divergence import loss as mean_loss
 from llamactl.net.streamed import logits as streamed
 from llamactl.spec.model import Model
-from llamactl.verify.recorded import About, Layers, Recorded, top_of
+from llamactl.verify.recorded import About, Layers, Recorded, encode, top_of
 
 
 def record(model: Model, source: Source, ids: Sequence[int], about: About, *, layers: bool = False,
@@ -31,6 +31,12 @@ def record(model: Model, source: Source, ids: Sequence[int], about: About, *, la
     hidden, rms, projection = kept.tensors() if kept else (None, None, None)
     return Recorded(about=about, ids=row[0], logits=found if top is None else None, top=top, hidden=hidden, rms=rms,
                     projection=projection), loss
+
+
+def file_bytes(ids: Sequence[int], about: About) -> int:
+    """Bytes of the file of `record` with all logits and no layers, to the byte, without computing them."""
+    nowhere = torch.empty(len(ids), about.vocab, device="meta")
+    return encode(Recorded(about=about, ids=torch.tensor(list(ids)), logits=nowhere)).nbytes
 
 
 def _loss(logits: Tensor, ids: Tensor) -> float | None:

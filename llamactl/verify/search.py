@@ -21,6 +21,7 @@ from llamactl.verify.matching import Target
 from llamactl.verify.network import Network
 from llamactl.verify.sweep import swept
 
+_BLIND = ("attn.q.weight", "attn.k.weight")  # of no effect on the first token
 FEW = 8  # tokens at which almost every wrong idea shows
 Progress = Callable[[str], None]
 
@@ -54,8 +55,11 @@ class Search:
             ideas = [h for h in ideas if not (seen and h.about.blind)]
         stages = sorted({n for n in (1, FEW, 32, max(64, first + 8)) if n < net.tokens} | {net.tokens})
         self.say("trying changes of the whole model")
-        quick = [h for h in ideas if h.about.name != "layer_order"]
+        quick = [h for h in ideas if h.about.name not in ("layer_order", "weights")]
+        rounded = [h for h in ideas if h.about.name == "weights" and (seen or h.value.endswith(_BLIND))]
         found = self._singles(net, [*self._told(model, first), *quick], stages)
+        if not found:  # slow to make, and like nothing else
+            found = self._singles(net, rounded, stages)
         if not found:
             self.say("fitting numbers")
             found = [c for c in fitted(net, self.target, seen=seen, stages=stages, late=self._late)]
@@ -66,8 +70,9 @@ class Search:
             self.others, found = {"head.weight": head}, [Change("another=head.weight")]
         if not found and self.layers:
             self.say("trying each layer")
-            found = swept(net, self.target, [h for h in ideas if h.layered], stages, seen=seen, late=self._late,
-                          few=max(FEW, first + 2))
+            for some in (quick, rounded):
+                found = found or swept(net, self.target, [h for h in some if h.layered], stages, seen=seen,
+                                       late=self._late, few=max(FEW, first + 2))
         self.tried += net.runs
         if found:
             return [([found[0]], found[1:])]
@@ -111,8 +116,7 @@ class Search:
             if self._late():
                 break
             for n in stages if not h.whole else stages[-1:]:
-                got = net.logits([Change(h.text)], n)
-                if got is None or self.target.off(got) > self.target.limit:
+                if not self.target.reached(net, [Change(h.text)], n):
                     break
             else:
                 out.append(Change(h.text))

@@ -33,19 +33,19 @@ SEED = 20_170_612
 
 
 @torch.no_grad()
-def selftest(model: Model, source: Source, ids: Tensor, *, id: str, text: str, seconds: float,
+def selftest(model: Model, source: Source, ids: Sequence[int], *, id: str, text: str, seconds: float,
              ideas: Sequence[Hypothesis] | None = None, say: Say = lambda text: None) -> SelftestReport:
-    """Plant `ideas`, or all mistakes that fit `model`, on `ids` (1, T > 1); then search for some, up to `seconds`.
+    """Plant `ideas`, or all mistakes that fit `model`, on `ids`, two or more; then search for some, up to `seconds`.
 
     text: the ids, in words. Errors: those of streamed.logits; InputRefused not-finite where the model itself is.
     """
-    net = Network(model, source, ids)
+    net = Network(model, source, torch.tensor([list(ids)]))
     base = net.logits((), net.tokens)
     if base is None or not bool(base.isfinite().all()):
         raise InputRefused("not-finite", "the model's own logits are not all finite: nothing can be held against them",
                            help="look for the weights with llamactl inspect")
     say("measuring the floor of arithmetic")
-    bar, _ = floor(model, net.source, ids, base)
+    bar, _ = floor(model, net.source, net.ids, base)
     some, orders = seeds(model, ideas)
     plants = planted(net, base, bar.limit, some, say)
     same = alike(net, plants, bar.limit, say)

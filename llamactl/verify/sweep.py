@@ -55,11 +55,7 @@ def _best(found: list[Any]) -> list[Any]:
 
 
 def _holds(net: Network, target: Target, change: Change, stages: Sequence[int]) -> bool:
-    for n in stages:
-        got = net.logits([change], n)
-        if got is None or target.off(got) > target.limit:
-            return False
-    return True
+    return all(target.reached(net, [change], n) for n in stages)
 
 
 def _alive(net: Network, target: Target, ideas: Sequence[Hypothesis], i: int, n: int, columns: Tensor, rank: bool

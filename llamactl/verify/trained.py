@@ -17,20 +17,6 @@ class NewWeights(Exception):
     """An edit asks for a tensor that nobody trained; str() names it."""
 
 
-class Kept:
-    """A source whose tensors stay in memory in fp32 once they were read."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._held: dict[str, Tensor] = {}
-
-    def tensor(self, name: str) -> Tensor:
-        """As the source gives it, in fp32."""
-        if name not in self._held:
-            self._held[name] = self._source.tensor(name).float()
-        return self._held[name]
-
-
 class Trained:
     """What `source` holds for `model`, as `edited` needs it. did: what was made of it, in words.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 # All dimensions differ, a head is not hidden / heads, and nothing of the Llama is square.
@@ -146,9 +146,10 @@ def normed(self: Any, x: Tensor) -> Tensor:
 def block(m: Any, at: int | None, forward: Callable[..., Tensor]) -> None:
     """forward(x, attention, feed-forward, norm, norm) in place of the layer's own."""
     for layer in layers(m, at):
-        def run(self: Any, hidden_states: Tensor, *_: Any, **kw: Any) -> Tensor:
+        def run(self: Any, hidden_states: Tensor, *args: Any, **kw: Any) -> Tensor:
             attn = self.self_attn if hasattr(self, "self_attn") else self.attn
             given = {k: v for k, v in kw.items() if k in ("attention_mask", "position_embeddings")}
+            given |= {"attention_mask": a for a in args if isinstance(a, Tensor)}  # GPT-2 is given it by place
             return forward(hidden_states, lambda x: attn(hidden_states=x, **given)[0], self.mlp, *norms(self))
 
         layer.forward = types.MethodType(run, layer)
@@ -252,8 +253,9 @@ def cached(m: Any) -> None:
     from transformers import DynamicCache
 
     def pieces(run: Callable[..., Any], ids: Tensor) -> Any:
-        past = DynamicCache(config=m.config)
-        found = [run(ids[:, a:b], past_key_values=past, use_cache=True) for a, b in ((0, 40), (40, 41), (41, None))]
+        word = "cache" if "cache" in inspect.signature(type(m).forward).parameters else "past_key_values"
+        past = {word: DynamicCache(config=m.config)}
+        found = [run(ids[:, a:b], **past, use_cache=True) for a, b in ((0, 40), (40, 41), (41, None))]
         found[0].logits = torch.cat([f.logits for f in found], 1)
         return found[0]
 

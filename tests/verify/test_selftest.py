@@ -45,8 +45,8 @@ class Case:
 
     def run(self, *ideas: Hypothesis | str, seconds: float = 0.0, **more: Any) -> SelftestReport:
         made = [idea(x) if isinstance(x, str) else x for x in ideas]
-        return selftest(self.model, self.source, self.ids, id="golden", text="its ids", seconds=seconds, ideas=made,
-                        **more)
+        return selftest(self.model, self.source, self.ids[0].tolist(), id="golden", text="its ids", seconds=seconds,
+                        ideas=made, **more)
 
     def logits(self, model: Model, n: int | None = None) -> Tensor:
         return streamed.logits(model, Taking(self.source, model), self.ids[:, :n], length=self.ids.shape[1])[0]
@@ -299,7 +299,7 @@ def test_what_is_being_done_is_told(llama: Case) -> None:
 
 @pytest.mark.slow
 def test_every_mistake_in_a_small_network(llama: Case) -> None:
-    r = selftest(llama.model, llama.source, llama.ids, id="golden", text="its ids", seconds=30.0)
+    r = selftest(llama.model, llama.source, llama.ids[0].tolist(), id="golden", text="its ids", seconds=30.0)
     t = r.totals
     assert t.planted == t.seen + t.no_op == len(r.planted) - t.cannot_run
     assert t.seen == t.named + t.equivalent + t.not_named + t.not_finite
