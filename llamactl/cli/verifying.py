@@ -12,7 +12,7 @@ from llamactl.analysis.verification import Inventory, Probe, Side, VerifyReport
 from llamactl.cli.located import Located, locate, need_torch, open_files
 from llamactl.cli.options import Access, Output
 from llamactl.cli.progress import Progress, Words
-from llamactl.errors import InputRefused, LlamactlError, NotAvailable, UsageError, printable
+from llamactl.errors import InputRefused, LlamactlError, NotAvailable, OutputError, UsageError, printable
 
 if TYPE_CHECKING:
     from llamactl.cli.given import Given
@@ -50,8 +50,19 @@ class Asked:
 
 
 def run(asked: Asked, out: Output, reach: Access) -> int:
-    """Do what is asked and print it; the exit code. Raises LlamactlError."""
+    """Do what is asked and print it; the exit code. Raises LlamactlError, of running out of memory too."""
     need_torch("verifying a model")
+    from llamactl.net.device import is_out_of_memory
+
+    try:
+        return _run(asked, out, reach)
+    except (MemoryError, RuntimeError) as e:
+        if not is_out_of_memory(e):
+            raise
+        raise OutputError("memory", "out of memory", help="give fewer tokens with --tokens or a shorter --text") from e
+
+
+def _run(asked: Asked, out: Output, reach: Access) -> int:
     at = locate(asked.ref, reach)
     if asked.selftest:
         from llamactl.cli.selftesting import run as selftest

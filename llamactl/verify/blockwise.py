@@ -144,8 +144,9 @@ def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[H
     singles = [[t] for t in others if holds([t])]
     if singles or late():
         return singles
-    fits = fitted_block(net.model, lambda t: _error(net, [Change(t, i)], i, x[:, :few], want[:, :few]), floor,
-                        lambda t: holds([t]), late)
+    fars: list[Callable[[str], float]] = [lambda t: _error(net, [Change(t, i)], i, x[:, :few], want[:, :few]),
+                                          lambda t: _error(net, [Change(t, i)], i, x, want)]
+    fits = fitted_block(net.model, fars, floor, lambda t: holds([t]), late)
     if fits:
         return [[t] for t in fits]
     both = [[t, h.text] for t in others[-1:] for h in ideas if holds([t, h.text], h.whole)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -66,33 +67,42 @@ def fitted(net: Network, target: Target, *, seen: bool, stages: Sequence[int], l
             break
         if f.blind == seen and not f.edit.startswith("norm_eps"):
             continue
-        n = 1 if seen else min(TOKENS, net.tokens)
-        text = fit(f, lambda x, n=n: _off(net, target, Change(x), n), target.limit,  # type: ignore[misc]
-                   lambda x: all(target.reached(net, [Change(x)], n) for n in stages), late)
+        lengths = [1] if seen else sorted({min(n, net.tokens) for n in (TOKENS, 8 * TOKENS, net.tokens)})
+        fars = [partial(_off_by, net, target, n) for n in lengths]
+        text = fit(f, fars, target.limit, lambda x: all(target.reached(net, [Change(x)], n) for n in stages), late)
         out += [Change(text)] if text else []
     return out
 
 
-def fitted_block(model: Model, far: Callable[[str], float], floor: float, holds: Callable[[str], bool],
+def fitted_block(model: Model, fars: Sequence[Callable[[str], float]], floor: float, holds: Callable[[str], bool],
                  late: Callable[[], bool]) -> list[str]:
-    """The same for one block: far, the error that an edit leaves there; floor, what counts as arithmetic."""
+    """The same for one block. fars: the error that an edit leaves there, on growing parts of the text."""
     out = []
     for f in (*_fits(model), *_BLOCK):
-        if f.inner and (text := fit(f, far, floor, holds, late)):
+        if f.inner and (text := fit(f, fars, floor, holds, late)):
             out.append(text)
     return out
 
 
-def fit(f: Fit, far: Callable[[str], float], limit: float, holds: Callable[[str], bool], late: Callable[[], bool]
-        ) -> str | None:
-    """The edit whose number leaves nothing, with as few digits as will do; None without one."""
-    best = _least(f, far, limit, late)
-    if best is None:
-        return None
-    for digits in range(1, 8):
-        text = f.edit.format(repr(float(f"{best:.{digits}g}")))
-        if far(text) <= limit and holds(text):
-            return text
+def fit(f: Fit, fars: Sequence[Callable[[str], float]], limit: float, holds: Callable[[str], bool],
+        late: Callable[[], bool]) -> str | None:
+    """The edit whose number leaves nothing, with as few digits as will do; None without one.
+
+    A short text finds about where it is, and each longer one more exactly: there small errors of a frequency add up.
+    """
+    best = _least(f, fars[0], limit, late)
+    wide = math.log(1.1)
+    for n, far in enumerate(fars):
+        if best is None or late():
+            return None
+        for digits in range(1, 8):
+            text = f.edit.format(repr(float(f"{best:.{digits}g}")))
+            if far(text) <= limit and holds(text):
+                return text
+        if n + 1 < len(fars):
+            at = math.log(best)
+            best = math.exp(_golden(_logarithmic(f, fars[n + 1]), at - wide, at + wide, limit, late)[0])
+            wide /= 8
     return None
 
 
@@ -119,16 +129,9 @@ def other_head(net: Network, target: Target) -> Tensor | None:
     return found
 
 
-def _off(net: Network, target: Target, change: Change, n: int) -> float:
-    got = net.logits([change], n)
-    return math.inf if got is None else target.off(got)
-
-
 def _least(f: Fit, far: Callable[[str], float], limit: float, late: Callable[[], bool]) -> float | None:
     """The number that brings two sides nearest; None where none comes within reach."""
-    def at(log: float) -> float:
-        return far(f.edit.format(repr(math.exp(log))))
-
+    at = _logarithmic(f, far)
     lo, hi = math.log(f.lo), math.log(f.hi)
     grid = [lo + (hi - lo) * k / (POINTS - 1) for k in range(POINTS)]
     found = []
@@ -139,7 +142,17 @@ def _least(f: Fit, far: Callable[[str], float], limit: float, late: Callable[[],
     least = min(range(POINTS), key=lambda k: found[k])
     if found[least] > 0.7 * sorted(found)[POINTS // 2]:
         return None  # no valley
-    a, b = grid[max(least - 1, 0)], grid[min(least + 1, POINTS - 1)]
+    best, left = _golden(at, grid[max(least - 1, 0)], grid[min(least + 1, POINTS - 1)], limit, late)
+    return math.exp(best) if left <= limit else None
+
+
+def _logarithmic(f: Fit, far: Callable[[str], float]) -> Callable[[float], float]:
+    return lambda log: far(f.edit.format(repr(math.exp(log))))
+
+
+def _golden(at: Callable[[float], float], a: float, b: float, limit: float, late: Callable[[], bool]
+            ) -> tuple[float, float]:
+    """(where, how little) the least of `at` between a and b is, by golden sections; enough once it is arithmetic."""
     golden = (math.sqrt(5) - 1) / 2
     c, d = b - golden * (b - a), a + golden * (b - a)
     fc, fd = at(c), at(d)
@@ -154,4 +167,9 @@ def _least(f: Fit, far: Callable[[str], float], limit: float, late: Callable[[],
             fd = at(d)
         if min(fc, fd) <= limit / 4 or late():
             break
-    return math.exp(c if fc < fd else d) if min(fc, fd) <= limit else None
+    return (c, fc) if fc < fd else (d, fd)
+
+
+def _off_by(net: Network, target: Target, n: int, text: str) -> float:
+    got = net.logits([Change(text)], n)
+    return math.inf if got is None else target.off(got)
