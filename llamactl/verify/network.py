@@ -19,7 +19,9 @@ from llamactl.net.taken import Taking
 from llamactl.spec.mistakes import Change
 from llamactl.spec.model import Model
 
-SHELLS = 512  # sets of empty modules that are kept to be used again
+EARLY = 3  # layers
+STIRRED = 1e-2  # relative: far more than what a later layer could undo
+SHELLS = 64  # sets of empty modules that are kept to be used again
 KEPT_BYTES = 3 << 30  # of weights in fp32: a smaller model is widened once, a larger one at each reading
 
 
@@ -96,6 +98,26 @@ class Network:
             return run.head(x, columns)[0]
         except InputRefused:
             return None
+
+    @torch.no_grad()
+    def stirs(self, changes: Sequence[Change]) -> bool:
+        """Whether the first token's stream is another one after a few layers already: then its logits are others too.
+
+        Never so of a small model, whose logits are as soon had.
+        """
+        if self.model.n_layers <= 2 * EARLY:
+            return False
+        run = self.opened(changes, 1)
+        if run is None or run.model.n_layers != self.model.n_layers:
+            return False
+        try:
+            x = run.embedded()
+            for i in range(EARLY):
+                x = run.layer(i, x)
+        except InputRefused:
+            return False
+        own = self.streams(1)[EARLY]
+        return not float((x - own).norm()) < STIRRED * float(own.norm())
 
     @torch.no_grad()
     def streams(self, n: int) -> list[Tensor]:

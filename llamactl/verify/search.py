@@ -57,15 +57,15 @@ class Search:
         self.say("trying changes of the whole model")
         quick = [h for h in ideas if h.about.name not in ("layer_order", "weights")]
         rounded = [h for h in ideas if h.about.name == "weights" and (seen or h.value.endswith(_BLIND))]
-        found = self._singles(net, [*self._told(model, first), *quick], stages)
+        found = self._singles(net, [*self._told(model, first), *quick], stages, seen=seen)
         if not found:  # slow to make, and like nothing else
-            found = self._singles(net, rounded, stages)
+            found = self._singles(net, rounded, stages, seen=seen)
         if not found:
             self.say("fitting numbers")
             found = [c for c in fitted(net, self.target, seen=seen, stages=stages, late=self._late)]
         if not found and seen:
             self.say("trying other orders of layers")
-            found = self._singles(net, [h for h in ideas if h.about.name == "layer_order"], stages)
+            found = self._singles(net, [h for h in ideas if h.about.name == "layer_order"], stages, seen=seen)
         if not found and (head := other_head(net, self.target)) is not None:
             self.others, found = {"head.weight": head}, [Change("another=head.weight")]
         if not found and self.layers:
@@ -109,12 +109,17 @@ class Search:
                 return [([change, *chain], same)]
         return []
 
-    def _singles(self, net: Network, ideas: Iterable[Hypothesis], stages: Sequence[int]) -> list[Change]:
-        """The ideas, made in all layers, that leave nothing but arithmetic at every stage."""
+    def _singles(self, net: Network, ideas: Iterable[Hypothesis], stages: Sequence[int], *, seen: bool) -> list[Change]:
+        """The ideas, made in all layers, that leave nothing but arithmetic at every stage.
+
+        seen: the first token differs. Where it does not, ideas that would change it are dropped after a few layers.
+        """
         out = []
         for h in ideas:
             if self._late():
                 break
+            if not seen and not h.about.blind and not h.whole and net.stirs([Change(h.text)]):
+                continue
             for n in stages if not h.whole else stages[-1:]:
                 if not self.target.reached(net, [Change(h.text)], n):
                     break
