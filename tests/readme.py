@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -21,14 +22,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def console(*commands: str, lines: int | None = None) -> None:
-    """Print a console block: each command as typed, and what it prints on both streams. lines: cut after so many."""
+    """Print a console block: each command as typed, one after another in the same folder, and what it prints on both
+    streams. lines: cut after so many.
+    """
     print("```console")
-    for command in commands:
-        print(f"$ {command}")
-        out = run(command).splitlines()
-        print("\n".join(out[:lines]))
-        if lines is not None and len(out) > lines:
-            print("...")
+    with tempfile.TemporaryDirectory() as tmp:
+        for command in commands:
+            print(f"$ {command}")
+            out = run(command, Path(tmp)).splitlines()
+            print("\n".join(out[:lines]))
+            if lines is not None and len(out) > lines:
+                print("...")
     print("```")
 
 
@@ -39,29 +43,41 @@ def picture(command: str, file: str, alt: str) -> None:
     """
     name = Path(file).name
     if not os.environ.get("README_CHECK"):
-        run(f"{command} --plot {name}", keep=ROOT / file)
+        with tempfile.TemporaryDirectory() as tmp:
+            out = run(f"{command} --plot {name}", Path(tmp))
+            assert (Path(tmp) / name).is_file(), out
+            shutil.copyfile(Path(tmp) / name, ROOT / file)
     print(f"```console\n$ {command} --plot {name}\n```\n\n![{alt}]({file})")
 
 
-def run(command: str, keep: Path | None = None) -> str:
-    """The command's output, run offline in an empty folder beside the test model `my-model` and the tests' budgets."""
+def run(command: str, tmp: Path) -> str:
+    """The command's output, run offline in `tmp`, beside the test model `my-model` and the tests' budgets; where it is
+    named, beside `small`, whose weights are drawn at random, too.
+    """
     words = shlex.split(command)
     assert words[0] == "llamactl"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMACTL_", "HF_", "COLUMNS", "FORCE_COLOR"))}
     env |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "100"}
-    with tempfile.TemporaryDirectory() as tmp:
-        (Path(tmp) / "my-model").mkdir()
-        text = (ROOT / "tests/golden/llama/config.json").read_text(encoding="utf-8")
-        (Path(tmp) / "my-model/config.json").write_text(text, encoding="utf-8")
-        weights(Path(tmp) / "my-model/model.safetensors", "tests/golden/llama/header.json")
+    if not (tmp / "my-model").exists():
+        (tmp / "my-model").mkdir()
+        shutil.copy(ROOT / "tests/golden/llama/config.json", tmp / "my-model")
+        weights(tmp / "my-model/model.safetensors", "tests/golden/llama/header.json")
         shutil.copytree(ROOT / "tests/budgets", tmp, dirs_exist_ok=True)
-        env["HF_HOME"] = str(Path(tmp) / "hf")
-        done = subprocess.run([sys.executable, "-m", "llamactl", *words[1:]], stdout=subprocess.PIPE, text=True,
-                              stderr=subprocess.STDOUT, cwd=tmp, env=env, check=False)
-        if keep is not None:
-            assert done.returncode == 0, done.stdout
-            shutil.copyfile(Path(tmp) / keep.name, keep)
-    return done.stdout
+    if "small" in words and not (tmp / "small").exists():
+        small(tmp / "small")
+    env["HF_HOME"] = str(tmp / "hf")
+    return subprocess.run([sys.executable, "-m", "llamactl", *words[1:]], stdout=subprocess.PIPE, text=True,
+                          stderr=subprocess.STDOUT, cwd=tmp, env=env, check=False).stdout
+
+
+def small(folder: Path) -> None:
+    """A small Llama with the same random values everywhere."""
+    spec = importlib.util.spec_from_file_location("llamactl_tests_checkpoints", ROOT / "tests/cli/checkpoints.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    made.llama(folder, "F32")
 
 
 def weights(path: Path, header: str) -> None:

@@ -3,7 +3,8 @@
     python tests/bench/record.py FOLDER
 
 FOLDER holds SmolLM2-135M-Instruct in bf16 as `smollm2` and in fp32 as `smollm2-fp32`, each beside a .gguf of the same
-weights and name; llama-cpp-python and transformers are installed. Nothing else should run on the machine.
+weights and name, and port.npz (tests/bench/port.py smollm2-fp32); llama-cpp-python and transformers are installed.
+Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ RUNS = {
                    f"llamactl bench smollm2-fp32 {FEWER} --threads 1 {RIVALS} --gguf smollm2-fp32.gguf --compile"),
     "bench-two": (f"llamactl bench smollm2-fp32 {CASES} --threads 2 {RIVALS} --gguf smollm2-fp32.gguf",
                   f"llamactl bench smollm2 {CASES} --threads 2 {RIVALS} --gguf smollm2.gguf"),
+    "verify": ("llamactl verify smollm2-fp32", "llamactl verify smollm2-fp32 --candidate port.npz"),
+    "ablate": ("llamactl ablate smollm2-fp32",),
 }
+ANSWERS = (0, 1)  # 1: a verdict that is no pass
 
 
 def cpu() -> str:
@@ -54,7 +58,9 @@ def main(args: list[str]) -> int:
         for command in RUNS[name]:
             words = [sys.executable, "-m", *shlex.split(command)]
             done = subprocess.run(words, cwd=args[0], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  text=True, check=True)
+                                  text=True, check=False)
+            if done.returncode not in ANSWERS:
+                raise SystemExit(f"{command}: exit {done.returncode}\n{done.stdout}")
             text += f"$ {command}\n{done.stdout.rstrip()}\n"
         (OUT / f"{name}.txt").write_text(text, encoding="utf-8")
         print(f"{name}: recorded on {cpu()}, {os.cpu_count()} cores")

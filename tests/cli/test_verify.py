@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -24,7 +23,8 @@ _SPEC.loader.exec_module(made)
 torch: Any = pytest.importorskip("torch")
 np: Any = pytest.importorskip("numpy")
 Floats = dict[str, Any]
-IDS = ",".join(str((7 * i * i + 3) % 101) for i in range(40))
+COUNT = 70  # enough for nothing to be said of the text
+IDS = ",".join(str((7 * i * i + 3) % 101) for i in range(COUNT))
 
 
 def drawn(shapes: Mapping[str, tuple[int, ...]], **factors: float) -> Floats:
@@ -112,7 +112,7 @@ def test_what_passes_exits_0(cli: Any, good: Path, saved: Path) -> None:
     r = verdict(cli("verify", good, "--candidate", good, "--tokens", IDS, "--json"), 0, "equal")
     assert [(s["label"], s["kind"]) for s in r["sides"]] == [("the checkpoint", "checkpoint"),
                                                              ("the candidate", "checkpoint")]
-    assert r["probe"]["tokens"] == 40
+    assert r["probe"]["tokens"] == COUNT
 
 
 def test_a_mistake_exits_1_and_is_named(cli: Any, good: Path, wrong: Path) -> None:
@@ -172,7 +172,8 @@ def test_every_format(form: str, cli: Any, good: Path, saved: Path) -> None:
 @pytest.mark.parametrize(("args", "part"), [
     (("--tokens", "1,2", "--text", "x.txt"), "leave out"), (("--selftest", "--candidate", "x.npy"), "leave out"),
     (("--selftest", "--reference", "x"), "leave out"), (("--report", "x.txt"), ".html"),
-    (("--junit", "x.html"), ".xml"), (("--seconds", "0"), "--seconds"), (("--accept", "activaton=gelu", "--candidate", "x.npy"), "did you mean"),
+    (("--junit", "x.html"), ".xml"), (("--seconds", "0"), "--seconds"),
+    (("--accept", "activaton=gelu", "--candidate", "x.npy"), "did you mean"),
     (("--candidate", "transformers"), "transformers"), (("--tokens", "1,x"), "--tokens"), (("--candidat", "x"), "")])
 def test_wrong_options_exit_2(args: tuple[str, ...], part: str, cli: Any, good: Path) -> None:
     got = cli("verify", good, *args)
@@ -203,16 +204,16 @@ def test_a_corrupt_candidate_exits_3(cli: Any, good: Path, saved: Path, tmp_path
         got = cli("verify", good, "--candidate", tmp_path / name, "--tokens", IDS)
         assert (got.code, got.out) == (3, ""), (name, got.err)
         assert name in got.err
-    np.save(tmp_path / "turned.npy", np.zeros((112, 40), np.float32))
+    np.save(tmp_path / "turned.npy", np.zeros((112, COUNT), np.float32))
     failed(cli("verify", good, "--candidate", tmp_path / "turned.npy", "--tokens", IDS), 3, "saved-shape", "transpose")
-    failed(cli("verify", good, "--candidate", saved, "--tokens", "1,2,3"), 3, "tokens-differ", "40", "3")
+    failed(cli("verify", good, "--candidate", saved, "--tokens", "1,2,3"), 3, "tokens-differ", str(COUNT), "3")
 
 
 def test_fewer_rows_than_the_probe_has(cli: Any, good: Path, saved: Path) -> None:
     """Logits of the first tokens are held against the first tokens, and it is said."""
     got = cli("verify", good, "--candidate", saved, "--tokens", f"{IDS},9,9,9", "--json")
     verdict(got, 0, "same" if got.json()["result"]["verdict"] == "same" else "equal")
-    assert got.json()["result"]["probe"]["tokens"] == 40
+    assert got.json()["result"]["probe"]["tokens"] == COUNT
     assert "tokens-cut" in [w["code"] for w in got.json()["warnings"]]
 
 
@@ -251,7 +252,7 @@ def test_the_reference_beside_the_checkpoint_is_taken(cli: Any, tmp_path: Path) 
     r = verdict(cli("verify", folder, "--json"), 0, "equal")
     assert r["sides"][0]["kind"] == "recorded"
     assert r["sides"][0]["ref"] == str(beside)
-    assert r["probe"]["tokens"] == 40
+    assert r["probe"]["tokens"] == COUNT
     (folder / "config.json").write_text(json.dumps({**made.LLAMA, "hidden_act": "relu"}))
     got = cli("verify", folder, "--json")
     r = verdict(got, 1, "explained")
@@ -294,55 +295,3 @@ def test_a_callable(cli: Any, good: Path, saved: Path, tmp_path: Path, monkeypat
     failed(cli("verify", good, "--candidate", "a_port_of_a_test:broken", "--tokens", IDS), 3, "candidate-failed", "wte")
     verdict(cli("verify", good, "--candidate", "a_port_of_a_test:nan", "--tokens", IDS, "--json"), 1, "different")
     sys.modules.pop("a_port_of_a_test", None)
-
-
-# ---- files and CI
-
-
-def test_reports_are_written_once(cli: Any, good: Path, wrong: Path, tmp_path: Path) -> None:
-    html, xml = tmp_path / "out.html", tmp_path / "out.xml"
-    args = ("verify", good, "--candidate", wrong, "--tokens", IDS, "--report", html, "--junit", xml)
-    assert cli(*args).code == 1
-    page = html.read_text(encoding="utf-8")
-    assert "activation=gelu" in page
-    assert "http" not in re.sub(r'xmlns="[^"]*"', "", page)
-    suite = ElementTree.fromstring(xml.read_text(encoding="utf-8"))
-    assert list(suite.iter("failure"))
-    first = html.read_bytes(), xml.read_bytes()
-    got = cli(*args[:-2], "--no-explain")
-    failed(got, 5, "exists", "out.html")
-    failed(cli(*args[:-4], "--junit", xml, "--no-explain"), 5, "exists", "out.xml")
-    assert (html.read_bytes(), xml.read_bytes()) == first
-    assert cli(*args, "--no-explain", "--force").code == 1
-    assert "activation=gelu" not in html.read_text(encoding="utf-8")
-    failed(cli(*args[:-4], "--report", tmp_path / "no" / "x.html", "--no-explain"), 5, r"\S+")
-
-
-def test_a_pass_in_junit(cli: Any, good: Path, saved: Path, tmp_path: Path) -> None:
-    xml = tmp_path / "out.xml"
-    assert cli("verify", good, "--candidate", saved, "--tokens", IDS, "--junit", xml).code == 0
-    suite = ElementTree.fromstring(xml.read_text(encoding="utf-8"))
-    assert not list(suite.iter("failure"))
-    assert list(suite.iter("testcase"))
-
-
-def test_annotations_are_on_stderr(cli: Any, good: Path, wrong: Path) -> None:
-    got = cli("verify", good, "--candidate", wrong, "--tokens", IDS, "--annotate", "--json")
-    assert any(line.startswith("::error") and "activation" in line for line in got.err.splitlines())
-    assert "::" not in got.json()["result"]["why"]
-    assert "::error" not in cli("verify", good, "--candidate", good, "--tokens", IDS, "--annotate").err
-
-
-def test_a_mistake_that_is_accepted(cli: Any, good: Path, wrong: Path) -> None:
-    args = ("verify", good, "--candidate", wrong, "--tokens", IDS, "--json")
-    got = cli(*args, "--accept", "activation=gelu")
-    verdict(got, 0, "explained")
-    verdict(cli(*args, "--accept", "weights=bf16"), 1, "explained")
-    verdict(cli(*args, "--accept", "weights=bf16", "--accept", "activation=gelu"), 0, "explained")
-    verdict(cli(*args, "--accept", "activation=gelu", "--no-explain"), 1, "different")
-
-
-def test_nothing_is_written_beside_the_checkpoint(cli: Any, good: Path, wrong: Path) -> None:
-    before = made.tree(good), made.tree(wrong)
-    cli("verify", good, "--candidate", wrong, "--tokens", IDS, "--no-explain")
-    assert (made.tree(good), made.tree(wrong)) == before

@@ -149,7 +149,7 @@ def block(m: Any, at: int | None, forward: Callable[..., Tensor]) -> None:
         def run(self: Any, hidden_states: Tensor, *args: Any, **kw: Any) -> Tensor:
             attn = self.self_attn if hasattr(self, "self_attn") else self.attn
             given = {k: v for k, v in kw.items() if k in ("attention_mask", "position_embeddings")}
-            given |= {"attention_mask": a for a in args if isinstance(a, Tensor)}  # GPT-2 is given it by place
+            given.update(("attention_mask", a) for a in args if isinstance(a, Tensor))  # GPT-2 is given it by place
             return forward(hidden_states, lambda x: attn(hidden_states=x, **given)[0], self.mlp, *norms(self))
 
         layer.forward = types.MethodType(run, layer)

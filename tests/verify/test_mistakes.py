@@ -182,6 +182,14 @@ def test_what_cannot_be_carried_out_is_refused(text: str, networks: ModuleType) 
     assert net_of(g, networks).logits([Change(text)], N) is None
 
 
+def test_two_edits_that_leave_no_numbers(networks: ModuleType) -> None:
+    """A row of zeros without an epsilon: no number comes out, and no error of Python's."""
+    net = net_of(networks.golden("llama"), networks)
+    for n in (1, N):
+        got = net.logits([Change("constant=zero:embed.weight"), Change("norm_eps=0")], n)
+        assert got is None or not got.isfinite().all() or not got.any()
+
+
 def test_a_tensor_of_another_checkpoint(networks: ModuleType) -> None:
     g = networks.golden("llama")
     other = {"layers.1.attn.q.weight": torch.zeros_like(g.tensors["layers.1.attn.q.weight"])}
