@@ -61,7 +61,8 @@ class Explanation:
 
     edit: as `--set` and `ablate --edits` take it. scope: "all layers", "layer 15", "model". words: in plain words.
     cause: the line of code that usually does this; fix: what to do. residual: the largest |dlogit| that is left when it
-    is made, and residual_kl; equivalent: other edits that leave no more on this text, with what would tell them apart.
+    is made, and residual_kl. limit: what counts as arithmetic in the edited network, which may be noisier. equivalent:
+    other edits that leave no more on this text, with what would tell them apart.
     """
 
     edit: str
@@ -71,6 +72,7 @@ class Explanation:
     fix: str
     residual: float
     residual_kl: float | None
+    limit: float | None = None
     equivalent: tuple[str, ...] = ()
     separate: str | None = None
 

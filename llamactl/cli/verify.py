@@ -10,7 +10,7 @@ from llamactl.cli.options import Access, Output, command, complete_model, new_ap
 from llamactl.errors import UsageError
 
 app = new_app()
-EXAMPLE = "llamactl verify ./my-model --candidate logits.npy"
+EXAMPLE = "llamactl verify ./my-model --reference ./my-model"
 
 
 @command(app)
@@ -52,7 +52,7 @@ def verify(
 ) -> None:
     """Say whether a checkpoint or a port is right, where it goes wrong, and what the mistake is; exit 1 if not.
 
-    Example: llamactl verify ./my-model --candidate logits.npy
+    Example: llamactl verify ./my-model --reference ./my-model
     """
     from llamactl.cli.verifying import Asked, run
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EXITS = {"equal": 0, "same": 0, "explained": 1, "different": 1, "cannot-judge": 4}
 SAVED = (".npy", ".npz")
 TRANSFORMERS = "transformers"
+HALVES = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,8 @@ def _judged(asked: Asked, at: Located, opened_: Opened, inventory: tuple[Invento
     sides = _sides(labels, at, opened_, kind, ref, second)
     reverse = not candidate and second is None
     setting = Setting(subject=labels[1], by=labels[0], reverse=reverse, seconds=asked.seconds, sweep=asked.sweep,
-                      explain=asked.explain, windows=given.source == "given")
+                      explain=asked.explain, windows=given.source == "given",
+                      rounded=opened_.model.dtype if kind == "recorded" and opened_.model.dtype in HALVES else None)
     with Words(out) as say:
         report = compared(right.model, right.weights, ids, ours, other, sides,
                           Probe(tokens=len(given.ids), source=given.source, note=notes[0][1] if notes else None),

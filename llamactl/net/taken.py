@@ -162,6 +162,9 @@ def rounded(w: Tensor, kind: str) -> Tensor:
     """Rounded to a narrower type and widened: fp8 saturates, "scaled" and integers by the largest value of each row
     (int8, int4: symmetric; a vector as one row)."""
     x = w.float()
+    if kind == "jitter":  # another rounding to bf16 of what was rounded once: half a step up or down
+        draw = torch.rand(x.shape, generator=torch.Generator().manual_seed(x.numel()))
+        return x * (1 + (draw - 0.5) * 2**-8)
     if kind.startswith("int"):
         top = float(2 ** (int(kind[3:]) - 1) - 1)
         scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-30) / top

@@ -66,7 +66,7 @@ def compared(r: VerifyReport) -> Pairs:
 def explained(e: Explanation, f: Floor | None, several: bool) -> Pairs:
     """An explanation: the edit, what it means, what causes and mends it, what is left, and what else it could be."""
     kl = f" (KL {number(e.residual_kl)} nats)" if e.residual_kl is not None else ""
-    floor = f", floor {number(f.max_abs_dlogit)}, limit {number(f.limit)}" if f else ""
+    floor = f", floor {number(f.max_abs_dlogit)}, limit {number(e.limit or f.limit)}" if f else ""
     out = [("edit", e.edit), ("where", e.scope), ("what", e.words), ("cause", e.cause), ("fix", e.fix),
            ("left with all" if several else "what is left", f"{number(e.residual)}{kl}{floor}")]
     if e.equivalent:

@@ -12,7 +12,9 @@ from llamactl.analysis.verification import Inventory, Measures, Place, Probe, Si
 from llamactl.errors import InputRefused
 from llamactl.net.decoder import Source
 from llamactl.net.streamed import logits
+from llamactl.net.taken import Taking
 from llamactl.spec.model import Model
+from llamactl.spec.taken import Taken, take
 from llamactl.verify.ablate import moved
 from llamactl.verify.diagnose import Diagnosis, diagnose
 from llamactl.verify.floor import bf16_floor, floor
@@ -32,7 +34,8 @@ BF16_TIMES = 4.0  # of what bf16 does to this model here, the most that another 
 class Setting:
     """subject: the one that is judged ("the candidate"), by what ("the checkpoint"). reverse: the network that is
     edited is the judged one, and its edits lead back to what is right. seconds, sweep: as in diagnose. explain: whether
-    to look for the cause at all.
+    to look for the cause at all. rounded: the 16-bit type of the judged weights, where the reference was recorded from
+    others, which may have been wider.
     """
 
     subject: str
@@ -42,6 +45,7 @@ class Setting:
     sweep: bool = True
     explain: bool = True
     windows: bool = True
+    rounded: str | None = None
 
 
 def run_here(model: Model, source: Source, ids: Sequence[int], progress: Callable[[int, int], None] | None = None
@@ -90,6 +94,9 @@ def compared(model: Model, source: Source, ids: Tensor, ours: Tensor, other: Oth
                           f"{MOVED:,} take them ({far:.2g}): rotations of large angles, and no mistake")
     if other.computed_in in HALVES:
         return _half(model, source, ids, ours, other, m, report, setting)
+    if setting.rounded and (near := _rounded(model, source, ids, ours, m, setting)):
+        hint = "weights of 16 bits hide small mistakes: record the reference of the rounded checkpoint"
+        return report("cannot-judge", near, None, (hint,))
     if theirs is None or not setting.explain:
         return report("different", _apart(m, limit, setting))
     net = Network(model, source, ids, other.tensors)
@@ -169,6 +176,18 @@ def _half(model: Model, source: Source, ids: Tensor, ours: Tensor, other: Other,
                   f"{m.max_kl if m.max_kl is not None else float('nan'):.2g}, bf16 arithmetic alone makes "
                   f"{low.max_kl or 0:.2g}", None,
                   (f"computed in {kind}: mistakes are named from fp32 logits or a module alone",))
+
+
+def _rounded(model: Model, source: Source, ids: Tensor, ours: Tensor, m: Measures, setting: Setting) -> str | None:
+    """Why a distance may be that of weights rounded to 16 bits, None where it is too far for that."""
+    other = take(model, Taken("*", "round", "jitter"))
+    low = measure(ours, logits(other, Taking(source, other), ids)[0], None, 0.0)
+    if None in (m.max_kl, m.mean_kl, low.max_kl, low.mean_kl):
+        return None
+    if m.max_kl > BF16_TIMES * low.max_kl or m.mean_kl > BF16_TIMES * low.mean_kl:  # type: ignore[operator]
+        return None
+    return (f"{setting.subject} is in {setting.rounded}: KL up to {m.max_kl:.2g}, and rounding weights to 16 bits "
+            f"makes {low.max_kl:.2g} here; a small mistake would not show")
 
 
 def _apart(m: Measures, limit: float, setting: Setting) -> str:

@@ -142,6 +142,7 @@ def _told(net: Network, target: Target, changes: Sequence[Change], others: Seque
     got = net.logits(changes, net.tokens)
     assert got is not None
     residual, kl = min(target.off(got), 1e30), target.score(got)
+    limit = target.limit if not target.limit < residual < 1e30 else target.own_limit(net, changes, got)
     grouped: dict[str, list[int | None]] = {}
     for c in changes:
         grouped.setdefault(c.text, []).append(c.layer)
@@ -153,7 +154,8 @@ def _told(net: Network, target: Target, changes: Sequence[Change], others: Seque
         last = n == len(grouped) - 1
         out.append(Explanation(edit=text, scope=_scope(net.model, text, layers), words=about[0], cause=about[1],
                                fix=about[2], residual=residual, residual_kl=kl if kl < float("inf") else None,
-                               equivalent=tuple(same) if last else (), separate=separate if last else None))
+                               limit=limit, equivalent=tuple(same) if last else (),
+                               separate=separate if last else None))
     return tuple(out)
 
 

@@ -40,9 +40,13 @@ class Target:
         off = self.off(got)
         if off <= self.limit or off > NOISIER * self.limit:
             return off <= self.limit
+        return off <= self.own_limit(net, changes, got)
+
+    def own_limit(self, net: Network, changes: Sequence[Change], got: Tensor) -> float:
+        """What counts as arithmetic in an edited network, whose first len(got) logits are `got`."""
         with plain():
-            second = net.logits(changes, n)
-        return second is not None and off <= TIMES * float((got - second).abs().max())
+            second = net.logits(changes, len(got))
+        return self.limit if second is None else max(self.limit, TIMES * float((got - second).abs().max()))
 
     def score(self, got: Tensor) -> float:
         """How far two sets of logits are apart for ranking: the mean over tokens of KL(want || got), in nats."""

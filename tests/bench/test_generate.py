@@ -107,7 +107,7 @@ def test_speed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\nfp32, one thread, speed over transformers': 16 new tokens after 32 {decode:.2f}, prompt of 512 "
               f"{prefill:.2f}")
-    # How much faster depends on the CPU: 1.3 and 2 on one, 0.96-1.15 and 0.84-1.12 on another. This catches a step back.
+    # How much faster depends on the CPU: 1.3 and 2 on one, 0.96-1.15 and 0.84-1.12 on another. A step back is caught.
     assert decode > 0.8
     assert prefill > 0.7
 

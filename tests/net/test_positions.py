@@ -188,3 +188,19 @@ def test_a_whole_model_with_permuted_rows_turns_neighbours(networks: ModuleType)
     net = networks.network(model, {k: reordered(k, w) for k, w in g.tensors.items()})
     assert networks.off(net(g.ids)[0], g.want) < networks.CLOSE
     assert networks.off(networks.network(model, g.tensors)(g.ids)[0], g.want) > 0.1
+
+
+@pytest.mark.parametrize("pairs", PAIRS)
+def test_what_wrong_ports_do_to_angles(pairs: str) -> None:
+    """Positions that start elsewhere, the other direction, and tables in 16 bits."""
+    rope, x = Rope(dim=8, theta=100.0, pairs=pairs), noise(8)
+    assert torch.equal(turned(replace(rope, start=3), x, 2), turned(rope, x, 5))
+    back = turned(replace(rope, backwards=True), turned(rope, x, 7), 7)
+    assert torch.allclose(back, x, atol=1e-6)
+    assert not torch.allclose(turned(replace(rope, backwards=True), x, 7), turned(rope, x, 7), atol=1e-2)
+    plain, narrow = table(rope, 300), table(replace(rope, table="bf16"), 300)
+    assert torch.equal(narrow.cos, plain.cos.bfloat16().float())
+    assert torch.equal(narrow.sin, plain.sin.bfloat16().float())
+    rounded = table(replace(rope, table="positions-bf16"), 300)  # bf16 holds 257 as 256 and 259 as 260
+    for at, held in ((1, 1), (257, 256), (259, 260)):
+        assert torch.allclose(rounded.cos[at, 0], torch.tensor(float(held)).cos(), atol=1e-5)
