@@ -16,7 +16,8 @@ from llamactl.net.taken import Taking
 from llamactl.spec.model import Model
 from llamactl.spec.taken import Taken, take
 from llamactl.verify.ablate import moved
-from llamactl.verify.diagnose import Diagnosis, diagnose
+from llamactl.verify.blockwise import Flow
+from llamactl.verify.diagnose import Diagnosis, blocks_alone, diagnose
 from llamactl.verify.floor import bf16_floor, floor
 from llamactl.verify.matching import Target
 from llamactl.verify.measure import common, measure, measure_top
@@ -77,7 +78,7 @@ def compared(model: Model, source: Source, ids: Tensor, ours: Tensor, other: Oth
                             layers=d.layers, tried=d.tried, limits=(*limits, *d.limits, *extra), **state)  # type: ignore[arg-type]
 
     if any(m.non_finite):
-        return report("different", _not_finite(m, setting), _odd(other))
+        return report("different", _not_finite(m), _odd(other, model, source, ids, limit, setting))
     assert m.max_abs_dlogit is not None
     if m.max_abs_dlogit <= limit:
         blind = _blind(model, n, setting)
@@ -100,7 +101,7 @@ def compared(model: Model, source: Source, ids: Tensor, ours: Tensor, other: Oth
     if theirs is None or not setting.explain:
         return report("different", _apart(m, limit, setting))
     net = Network(model, source, ids, other.tensors)
-    target = Target(theirs, limit)
+    target = Target(theirs, limit, other.log_probs)
     flow = other.flow() if theirs.shape[1] == model.head.vocab and not other.log_probs else None
     found = diagnose(net, target, flow, seconds=setting.seconds, sweep=setting.sweep, say=say, parts=other.parts)
     if found.explanations and not found.partial:
@@ -148,16 +149,23 @@ def _moved(model: Model, source: Source, ids: Tensor, ours: Tensor) -> float:
     return float(far) if bool(torch.isfinite(far)) else 0.0
 
 
-def _not_finite(m: Measures, setting: Setting) -> str:
+def _not_finite(m: Measures) -> str:
     words = [f"{n:,} of {whose}" for n, whose in zip(m.non_finite, ("the first", "the second"), strict=True) if n]
     return f"logits that are NaN or infinite: {' and '.join(words)}; nothing can be said to be the same"
 
 
-def _odd(other: Other) -> Diagnosis:
-    """The first block whose output is not finite."""
+def _odd(other: Other, model: Model, source: Source, ids: Tensor, limit: float, setting: Setting) -> Diagnosis:
+    """The blocks whose output is not finite: of a module each by itself, fed with the right input."""
+    net, flow = Network(model, source, ids, other.tensors), other.flow()
+    right = net.streams(net.tokens)
+    if setting.explain and other.refed is not None and flow is not None and len(flow.inputs) == model.n_layers and all(
+            bool(torch.isfinite(x).all()) for x in right):
+        inputs = [x[0] for x in right[:-1]]
+        fed = Flow(embedded=flow.embedded, inputs=inputs, outputs=other.refed(inputs), logits=flow.logits)
+        return blocks_alone(net, fed, limit, seconds=setting.seconds)
     for i, y in enumerate(other.outputs):
         if y is not None and not bool(torch.isfinite(y).all()):
-            return Diagnosis(place=Place(where=f"layer {i}", relative=1e30, floor=0.0))
+            return Diagnosis(Place(where=f"layer {i}", relative=1e30, floor=0.0))
     return Diagnosis()
 
 

@@ -12,7 +12,6 @@ from contextlib import suppress
 from itertools import product
 
 import torch
-from torch import Tensor
 
 from llamactl.analysis.verification import Explanation, Layer, Place
 from llamactl.errors import InputRefused
@@ -79,6 +78,25 @@ def diagnose(net: Network, target: Target, flow: Flow | None, *, seconds: float,
         out.explanations = _told(net, target, chain, [[c] for c in same])
     if out.place is None:
         out.place = _place_of(net, target, out.explanations)
+    return out
+
+
+def blocks_alone(net: Network, flow: Flow, limit: float, *, seconds: float) -> Diagnosis:
+    """What each block says by itself, where there are no logits that a whole network could be held against."""
+    deadline = time.monotonic() + seconds
+    found = look(net, flow, limit, late=lambda: time.monotonic() > deadline)
+    found.head_off = False  # its logits are nothing to go by
+    out = Diagnosis(placed(found, net))
+    out.layers, out.tried, out.partial = _layers(found), found.tried, True
+    grouped: dict[str, list[int | None]] = {}
+    for i in found.faulty:
+        for text in (found.because.get(i) or [[]])[0]:
+            grouped.setdefault(text, []).append(i)
+    for text, layers in grouped.items():
+        words, cause, fix = worded(text)
+        left = max(found.floors[i] for i in layers if i is not None)
+        out.explanations += (Explanation(edit=text, scope=_scope(net.model, text, layers), words=words, cause=cause,
+                                         fix=fix, residual=left, residual_kl=None, limit=left),)
     return out
 
 
@@ -223,7 +241,7 @@ def _place_of(net: Network, target: Target, explanations: Sequence[Explanation])
     base = net.logits((), net.tokens)
     if base is None:
         return None
-    far = relative_rows(base, target.logits)
+    far = target.differences(base).norm(dim=-1) / target.logits.float().norm(dim=-1).clamp_min(1e-30)
     error = float(far.max()) if bool(torch.isfinite(far).all()) else 1e30
     for e in explanations:
         if e.scope.startswith("layer "):
@@ -235,10 +253,3 @@ def _place_of(net: Network, target: Target, explanations: Sequence[Explanation])
     else:
         where = "the first token is wrong already: embedding, norms, V and O, feed-forward, layers or head"
     return Place(where=where, relative=error, floor=0.0)
-
-
-def relative_rows(got: Tensor, want: Tensor) -> Tensor:
-    """Per-token |got - want| / |want| of logits less their mean, (T,)."""
-    a, b = (x.float() - x.float().mean(-1, keepdim=True) for x in (got, want[: len(got)]))
-    far: Tensor = (a - b).norm(dim=-1) / b.norm(dim=-1).clamp_min(1e-30)
-    return far

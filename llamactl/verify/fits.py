@@ -114,7 +114,8 @@ def other_head(net: Network, target: Target) -> Tensor | None:
     up by the fit, and only those beyond them prove anything.
     """
     part = net.model.head
-    if net.tokens < net.model.hidden + SPARE or part.softcap or part.bias or part.unit_rows:
+    if net.tokens < net.model.hidden + SPARE or part.softcap or part.bias or part.unit_rows or (
+            target.log_probs or target.logits.shape[1] != part.vocab):
         return None
     run = net.opened((), net.tokens)
     assert run is not None

@@ -18,16 +18,25 @@ NOISIER = 8.0  # times the limit: the noisiest network that is looked at
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The logits (T, V) to be explained. limit: the largest |dlogit| that is arithmetic."""
+    """The logits (T, V) to be explained. limit: the largest |dlogit| that is arithmetic.
+
+    log_probs: they are log-probabilities. A network's own logits may have more columns, which are not looked at.
+    """
 
     logits: Tensor
     limit: float
+    log_probs: bool = False
 
-    def off(self, got: Tensor, columns: Tensor | None = None) -> float:
+    def off(self, got: Tensor) -> float:
         """The largest |dlogit| over the first len(got) tokens; infinite where either side is not finite."""
-        want = self.logits[: len(got)]
-        d = (got - (want if columns is None else want[:, columns]).float()).abs().max()
+        d = self.differences(got).abs().max()
         return float(d) if bool(torch.isfinite(d)) else float("inf")
+
+    def differences(self, got: Tensor) -> Tensor:
+        """got - wanted, over the first len(got) tokens and the columns that both have."""
+        want = self.logits[: len(got)].float()
+        got = got[:, : want.shape[1]]
+        return (got.log_softmax(-1) if self.log_probs else got) - want
 
     def reached(self, net: Network, changes: Sequence[Change], n: int) -> bool:
         """Whether the edited network gives these logits on the first n tokens.
@@ -51,6 +60,7 @@ class Target:
     def score(self, got: Tensor) -> float:
         """How far two sets of logits are apart for ranking: the mean over tokens of KL(want || got), in nats."""
         want = self.logits[: len(got)].float()
+        got = got[:, : want.shape[1]]
         if not bool(torch.isfinite(got).all()) or not bool(torch.isfinite(want).all()):
             return float("inf")
         p, q = want.log_softmax(-1), got.log_softmax(-1)

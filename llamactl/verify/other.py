@@ -13,7 +13,7 @@ from llamactl.net.decoder import Source
 from llamactl.net.streamed import logits
 from llamactl.spec.model import Model
 from llamactl.verify.blockwise import Flow
-from llamactl.verify.callables import inside, load_callable, run_callable
+from llamactl.verify.callables import inside, load_callable, refed, run_callable
 from llamactl.verify.hf import transformers_side
 from llamactl.verify.hooks import Parts
 from llamactl.verify.saved import Saved
@@ -29,7 +29,8 @@ class Other:
 
     computed_in: the narrowest type that holds every logit. kind, ref: for the report. embedded, inputs, outputs: as in
     blockwise.Flow. tensors: those that are not the checkpoint's, by canonical name, where that is known. parts: of a
-    module, what went into and came out of the parts of its n-th block.
+    module, what went into and came out of the parts of its n-th block;
+    refed: what its blocks make of given inputs (T, D).
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Other:
     log_probs: bool = False
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     parts: Callable[[int], Parts] | None = None
+    refed: Callable[[list[Tensor]], list[Tensor]] | None = None
     notes: Notes = ()
 
     def flow(self) -> Flow | None:
@@ -99,6 +101,8 @@ def ran(side: nn.Module | Callable[[Tensor], object], ids: Tensor, model: Model,
                  computed_in=found.computed_in, log_probs=found.log_probs, notes=found.notes,
                  tensors=different(side, model, source, layouts) if isinstance(side, nn.Module) else {},
                  parts=partial(inside, side, ids, blocks.inputs, label=label, layers=model.n_layers)
+                 if blocks and isinstance(side, nn.Module) else None,
+                 refed=partial(refed, side, ids, label=label, layers=model.n_layers)
                  if blocks and isinstance(side, nn.Module) else None,
                  embedded=blocks.embedded.float() if blocks else None,
                  inputs=tuple(x.float() for x in blocks.inputs) if blocks else (),

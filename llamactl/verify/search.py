@@ -136,7 +136,7 @@ class Search:
 
     def _first_off(self, base: torch.Tensor) -> int:
         """The first token at which the logits are not those of the model."""
-        d = (base - self.target.logits.float()).abs().amax(-1)
+        d = self.target.differences(base).abs().amax(-1)
         over = (~(d <= self.target.limit)).nonzero()
         return int(over[0]) if len(over) else 0
 

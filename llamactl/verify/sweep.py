@@ -25,7 +25,8 @@ def swept(net: Network, target: Target, ideas: Sequence[Hypothesis], stages: Seq
     others. rank: instead [(score, change)] of the best few at one token.
     """
     few = min(few, net.tokens)
-    columns = torch.arange(0, target.logits.shape[-1], max(1, target.logits.shape[-1] // COLUMNS))
+    width = target.logits.shape[-1]  # log-probabilities are those of all columns
+    columns = torch.arange(0, width, 1 if target.log_probs else max(1, width // COLUMNS))
     out: list[Any] = []
     whole = [h for h in ideas if h.whole]
     ideas = [h for h in ideas if not h.whole]
@@ -78,6 +79,7 @@ def _alive(net: Network, target: Target, ideas: Sequence[Hypothesis], i: int, n:
         for j in range(i + 1, net.model.n_layers):
             y = rest.layer(j, y)
         got = rest.head(y, columns)
+        got = got.log_softmax(-1) if target.log_probs else got
         net.runs += len(part)
         off = (got - want).abs().amax((-1, -2))
         far = (got - want).square().mean((-1, -2))
