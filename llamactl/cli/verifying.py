@@ -122,7 +122,7 @@ def _judged(asked: Asked, at: Located, opened_: Opened, inventory: tuple[Invento
     ids, ours = run_here(right.model, right.weights, given.ids, _steps(out, "running the network"))
     other = _other(kind, ref, right, at, wrong, saved, ids, candidate, out)
     labels = ("the checkpoint", "the candidate") if candidate else ("the reference", "the checkpoint")
-    sides = _sides(labels, at, opened_, kind, ref, second)
+    sides = _sides(labels, at, opened_, other.kind, ref, second)
     reverse = not candidate and second is None
     setting = Setting(subject=labels[1], by=labels[0], reverse=reverse, seconds=asked.seconds, sweep=asked.sweep,
                       explain=asked.explain, windows=given.source == "given",

@@ -87,7 +87,8 @@ class Taking:
             stored, canonical = str(t.arg).split(">")
             groups = t.heads or own
             head = len(w) // groups
-            dim = min(part.rope.dim, head) if part.rope else head
+            whole = part.rope is None or part.rope.dim == part.head_dim
+            dim = head if whole or part.rope is None else min(part.rope.dim, head)
             if len(w) % groups or dim % 2:
                 raise InputRefused("edit-tensor", f"{path} has {len(w)} rows, which are not {groups} heads of pairs")
             return w[turned_rows(stored, canonical, groups, head, dim)]

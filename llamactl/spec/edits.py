@@ -45,7 +45,11 @@ def apply(model: Model, text: str) -> Model:
         near = get_close_matches(key, [*_BY_WORD, *_FLAGS, *BY_NAME], 1)
         raise UsageError("edit", f"{text!r} is not a known edit",
                          help=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(e.name for e in EDITS)}")
-    changed = edit.change(model, edit.read(edit.name, value.strip()))
+    try:
+        changed = edit.change(model, edit.read(edit.name, value.strip()))
+    except (ValueError, KeyError, IndexError, ZeroDivisionError):
+        raise UsageError("edit", f"{edit.name}={value.strip()}: not understood", help=f"{edit.name}: {edit.summary}"
+                         ) from None
     return replace(changed, stored_bytes=None, stored_as=None)  # no file holds the edited model
 
 

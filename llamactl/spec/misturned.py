@@ -8,7 +8,7 @@ from dataclasses import replace
 from llamactl.spec.changes import each_layer, impossible
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.parts import Attention, LearnedPositions
-from llamactl.spec.rope import Rope, RopeScaling
+from llamactl.spec.rope import SCHEMES, Rope, RopeScaling
 from llamactl.spec.slips import Slips
 from llamactl.spec.taken import Taken, take
 
@@ -96,6 +96,8 @@ def scaling(model: Model, text: str) -> Model:
     if text == "none":
         return each_rope(model, lambda r, a: replace(r, scaling=None))
     kind, factor, *rest = text.split(":")
+    if kind not in SCHEMES:
+        raise impossible(f"{kind!r} is none of {', '.join(SCHEMES)}")
     original = int(rest[0]) if rest else None
 
     def one(r: Rope, a: Attention) -> Rope:
@@ -130,6 +132,8 @@ def bands(model: Model, text: str) -> Model:
 def rows(model: Model, text: str) -> Model:
     """SIDE:FROM>TO[:HEADS]: rows of q, k or both reordered once more, with so many heads (the side's own if absent)."""
     side, order, *heads = text.split(":")
+    if side not in ("q", "k", "both") or order not in ("adjacent>half", "half>adjacent"):
+        raise impossible(f"{text!r} is not SIDE:FROM>TO of q, k or both, adjacent and half")
     new = []
     for name in ("q", "k") if side == "both" else (side,):
         for at in (f"attn.{name}.weight", f"attn.{name}.bias"):

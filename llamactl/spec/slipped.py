@@ -9,6 +9,7 @@ from typing import Any
 from llamactl.spec.changes import each_attention, each_layer, impossible, with_heads
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.parts import MLP, Attention, Head, MoE, Norm
+from llamactl.spec.phrases import KINDS
 from llamactl.spec.slips import Slips
 from llamactl.spec.taken import Taken, take
 
@@ -42,6 +43,8 @@ def kv_order(model: Model, kind: str) -> Model:
 def residual(model: Model, text: str) -> Model:
     """normed | none, of both branches or one: "normed:attn"."""
     kind, _, only = text.partition(":")
+    if kind not in ("normed", "none") or only not in ("", "attn", "mlp"):
+        raise impossible(f"{text!r} is not normed or none, of attn or mlp")
 
     def one(s: Slips) -> Slips:
         return replace(s, attn_in=s.attn_in if only == "mlp" else kind, mlp_in=s.mlp_in if only == "attn" else kind)
@@ -128,6 +131,8 @@ def norm_eps(model: Model, text: str) -> Model:
 def norm_kind(model: Model, text: str) -> Model:
     """KIND[:PLACE]: a kind that net.slips knows, with the weights that are there."""
     kind, _, place = text.partition(":")
+    if kind not in KINDS:
+        raise impossible(f"{kind!r} is none of {', '.join(KINDS)}")
 
     def one(n: Norm) -> Norm:
         return replace(n, kind=kind, bias=n.bias and (kind.startswith("layer") or kind == "rms-bias"))
@@ -138,6 +143,8 @@ def norm_kind(model: Model, text: str) -> Model:
 def norm_offset(model: Model, text: str) -> Model:
     """on | off, [:PLACE]: the factor is 1 + weight, or the weight."""
     on, _, place = text.partition(":")
+    if on not in ("on", "off"):
+        raise impossible(f"{on!r} is neither on nor off")
     return each_norm(model, lambda n: replace(n, offset=on == "on") if n.weight else n, at(place or "all"))
 
 

@@ -156,7 +156,7 @@ def fusions(m: Model) -> list[str]:
 
 def constants(m: Model) -> list[str]:
     """Tensors of zeros, norms of ones."""
-    found = shapes(m)
+    found = sorted(shapes(m), key=lambda n: "norm" in n)  # a matrix before a norm that has the same effect
     return [f"zero:{n}" for n in found] + [f"ones:{n}" for n in found if "norm" in n and n.endswith("weight")]
 
 
@@ -202,7 +202,7 @@ def caps(own: Callable[[Model], float | None]) -> Callable[[Model], Iterable[str
 
 def activations(m: Model) -> list[str]:
     """Activations."""
-    return [*dict.fromkeys(ACTIVATIONS.values()), "identity", "leaky_relu", "elu", "mish", "softplus"]
+    return list(dict.fromkeys(ACTIVATIONS.values()))
 
 
 def positions(m: Model) -> list[str]:

@@ -84,13 +84,13 @@ def compared(model: Model, source: Source, ids: Tensor, ours: Tensor, other: Oth
         blind = _blind(model, n, setting)
         if blind:
             return report("cannot-judge", f"the logits agree, but {blind}")
-        if theirs is not None and other.logits is not None and torch.equal(ours, theirs.to(ours.dtype)):
+        if note is None and theirs is not None and torch.equal(ours, theirs.to(ours.dtype)):
             return report("equal", "the logits are equal bit for bit")
         return report("same", f"the logits are at most {m.max_abs_dlogit:.2g} apart; arithmetic alone explains up to "
                       f"{limit:.2g}")
     if theirs is not None and m.max_abs_dlogit <= MOVED_TIMES * limit:
         far = _moved(model, source, ids, ours)
-        if m.max_abs_dlogit <= 2 * far:
+        if m.max_abs_dlogit <= 2 * far and not _blind(model, n, setting):
             return report("same", f"the logits are at most {m.max_abs_dlogit:.2g} apart, as far as positions moved by "
                           f"{MOVED:,} take them ({far:.2g}): rotations of large angles, and no mistake")
     if other.computed_in in HALVES:
