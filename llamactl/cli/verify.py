@@ -10,7 +10,7 @@ from llamactl.cli.options import Access, Output, command, complete_model, new_ap
 from llamactl.errors import UsageError
 
 app = new_app()
-EXAMPLE = "llamactl verify ./my-model --reference ./my-model"
+EXAMPLE = "llamactl verify ./my-model --candidate logits.npy"
 
 
 @command(app)

@@ -9,6 +9,7 @@ from llamactl.spec.model import Model
 from llamactl.spec.parts import MLP, Attention
 from llamactl.spec.taken import Taken, take
 
+_ORDERS = ("gu", "ug", "interleaved", "per_head", "per_lane")
 LINEAR = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
 
 
@@ -62,7 +63,10 @@ def copied(model: Model, text: str) -> Model:
 
 def fused(model: Model, text: str) -> Model:
     """WRITTEN>READ: orders of q, k, v ("qkv>kqv", "qkv>per_head", "per_head>qkv") or of gate, up ("gu>interleaved")."""
-    names = ("mlp.gate", "mlp.up") if "gu" in text or "ug" in text else ("attn.q", "attn.k", "attn.v")
+    orders = text.split(">")
+    if len(orders) != 2 or not all(x in _ORDERS or sorted(x) == ["k", "q", "v"] for x in orders):
+        raise impossible(f"{text!r} is not WRITTEN>READ of orders such as qkv, per_head, gu, interleaved")
+    names = ("mlp.gate", "mlp.up") if {"gu", "ug"} & set(orders) else ("attn.q", "attn.k", "attn.v")
     for name in names:
         there(model, f"{name}.weight")
     return take(model, *(Taken(f"{n}.{leaf}", "fused", text) for n in names for leaf in ("weight", "bias")

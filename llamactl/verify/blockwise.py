@@ -140,7 +140,8 @@ def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[H
         return again
     if late is None:
         return [[h.text] for h in ideas if holds([h.text], h.whole)]
-    more = [[*t, h.text] for t in unique for h in ideas if h.text not in t and not late() and holds([*t, h.text], h.whole)]
+    more = [[*t, h.text] for t in unique for h in ideas
+            if h.text not in t and not late() and holds([*t, h.text], h.whole)]
     others = _others(net, i)
     singles = more or [[t] for t in others if holds([t])]
     if singles or late():
