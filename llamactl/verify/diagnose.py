@@ -15,7 +15,7 @@ import torch
 
 from llamactl.analysis.verification import Explanation, Layer, Place
 from llamactl.errors import InputRefused
-from llamactl.spec.mistakes import Change, hypotheses, worded
+from llamactl.spec.mistakes import Change, hypotheses, in_layer, worded
 from llamactl.spec.model import Model
 from llamactl.verify.blockwise import Blockwise, Flow, look
 from llamactl.verify.hooks import Parts
@@ -182,7 +182,8 @@ def _named(c: Change) -> str:
 
 
 def _scope(model: Model, text: str, layers: Sequence[int | None]) -> str:
-    if None not in layers:
+    everywhere = all(i in layers or in_layer(model, text, i) is None for i in range(model.n_layers))
+    if None not in layers and not (everywhere and len(layers) > 1):
         several = len(layers) > 1
         return f"layer{'s' if several else ''} {', '.join(str(i) for i in layers)}"
     made = Change(text).on(model)
