@@ -82,6 +82,7 @@ def _run(asked: Asked, out: Output, reach: Access) -> int:
     jobs += [(True, asked.candidate)] * (asked.candidate is not None)
     for candidate, ref in jobs:
         report, said = _judged(asked, at, first, inventory, ref, candidate, out, reach)
+        report = _broken(report)
         warnings += said
         if not report.passed:
             break
@@ -190,6 +191,16 @@ def _tokens(asked: Asked, opened_: Opened, saved: Any) -> tuple[Given, list[tupl
                            help="give the tokens they were computed on with --tokens")
     note = ("tokens-cut", f"logits for {rows:,} tokens: the first {rows:,} of {len(found.ids):,} are compared")
     return replace(found, ids=found.ids[:rows]), [note]
+
+
+def _broken(report: VerifyReport) -> VerifyReport:
+    """Weights that are no numbers fail, though no token of the text may have met them."""
+    wrong = [(i, f) for i in report.inventory for f in i.findings if f.level == "error"]
+    if not wrong or not report.passed:
+        return report
+    held, f = wrong[0]
+    return replace(report, verdict="different", why=f"{held.path}: {f.tensor or 'weights'}: {f.message}; the logits of "
+                   "these tokens agree all the same")
 
 
 def _layouts(at: Located) -> list[tuple[str, Any, Any]]:

@@ -151,7 +151,7 @@ def _moved(model: Model, source: Source, ids: Tensor, ours: Tensor) -> float:
 
 def _not_finite(m: Measures) -> str:
     words = [f"{n:,} of {whose}" for n, whose in zip(m.non_finite, ("the first", "the second"), strict=True) if n]
-    return f"logits that are NaN or infinite: {' and '.join(words)}; nothing can be said to be the same"
+    return f"logits that are nan or infinite: {' and '.join(words)}; nothing can be said to be the same"
 
 
 def _odd(other: Other, model: Model, source: Source, ids: Tensor, limit: float, setting: Setting) -> Diagnosis:

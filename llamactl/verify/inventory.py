@@ -104,7 +104,7 @@ def _broken(looks: Iterable[Look]) -> Iterator[Finding]:
         for code, count, first in (("nan-values", f.nan, f.first_nan), ("inf-values", f.inf, f.first_inf)):
             if not count or first is None:
                 continue
-            what = "NaN" if code == "nan-values" else "infinite"
+            what = "nan" if code == "nan-values" else "infinite"
             text = f"{count:,} of {f.elements:,} values {'is' if count == 1 else 'are'} {what}, the first at " \
                    f"{u.index(first)} (value {first:,}{u.words})"
             yield Finding(code=code, level="warning" if u.beside else "error", tensor=u.held.name,

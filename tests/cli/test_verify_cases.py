@@ -56,13 +56,24 @@ def test_nan_must_fail(cli: Callable[..., Any], good: Path, tmp_path: Path) -> N
     port = save(tmp_path / "port", made.LLAMA, t)
     for a, b in ((port, good), (good, port), (port, port)):
         r = verdict(cli("verify", a, "--reference", b, "--json"), 1, "different")
-        assert "NaN" in r["why"]
+        assert "nan" in r["why"]
         assert r["explanations"] == []
         assert r["measures"]["max_kl"] is None
         assert sum(i["nan"] for i in r["inventory"]) == (1 if a != b else 2)
     plain = cli("verify", port, "--reference", good)
     assert plain.code == 1
     assert "model.norm.weight" in plain.out
+
+
+def test_a_weight_that_is_no_number_fails_though_no_token_meets_it(cli: Callable[..., Any], good: Path, tmp_path: Path
+                                                                   ) -> None:
+    t = base.llama()
+    t["model.embed_tokens.weight"][7, 0] = float("nan")
+    port = save(tmp_path / "port", made.LLAMA, t)
+    r = verdict(cli("verify", port, "--reference", good, "--tokens", "5,9,2,11", "--json"), 1, "different")
+    assert "model.embed_tokens.weight: 1 of" in r["why"]
+    assert r["measures"]["non_finite"] == [0, 0]
+    assert "NaN" not in cli("verify", port, "--reference", good, "--json").out
 
 
 @pytest.mark.parametrize("beside", ["reference", "candidate"])

@@ -159,7 +159,7 @@ def test_nan_never_passes(bad: float, whose: str, at: Any) -> None:
                  Probe(tokens=N, source="given"), SETTING)
     assert (r.verdict, r.passed, r.explanations) == ("different", False, ())
     assert r.measures.non_finite == (int(whose != "theirs"), int(whose != "ours"))
-    assert "NaN" in r.why
+    assert "nan" in r.why
     assert f"1 of the {'second' if whose == 'theirs' else 'first'}" in r.why
 
 

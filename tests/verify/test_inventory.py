@@ -468,7 +468,7 @@ def test_quantised(look: Callable[..., Inventory], written: Any, tmp_path: Path)
     found = look(path=write("odd.gguf"))
     assert [(f.code, f.tensor) for f in found.findings] == [
         ("nan-values", down), ("inf-values", down), ("zero-tensor", up), ("zero-rows", "token_embd.weight")]
-    assert "1 of 6,144 values is NaN, the first at [7, 32]" in found.findings[0].message
+    assert "1 of 6,144 values is nan, the first at [7, 32]" in found.findings[0].message
     assert "31 of 6,144 values are infinite, the first at [7, 33]" in found.findings[1].message
     assert "the first is row 5" in found.findings[3].message
 
