@@ -19,7 +19,7 @@ from llamactl.verify.network import Network
 POINTS = 20  # of the first, coarse look
 STEPS = 32  # of the fine one
 TOKENS = 16
-SPARE = 32  # tokens beyond the width of the stream that a fitted matrix has to hold for
+SPARE = 16  # tokens beyond the width of the stream that a fitted matrix has to hold for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
