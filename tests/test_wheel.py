@@ -59,7 +59,9 @@ def test_the_wheel_holds_the_presets_and_no_tests(wheel: Path) -> None:
     assert {Path(n).name for n in names if n.startswith("llamactl/_presets/models/")} == PRESETS
     tops = {n.split("/")[0] for n in names}
     assert {t for t in tops if not t.endswith(".dist-info")} == {"llamactl"}
-    assert not [n for n in names if "test" in n.lower() or "__pycache__" in n or n.endswith(".pyc")]
+    tests = [n for n in names if n.startswith("tests") or "/test" in n.lower() or "conftest" in n]
+    assert not tests
+    assert not [n for n in names if "__pycache__" in n or n.endswith(".pyc")]
     assert "Requires-Dist: typer<0.29" in metadata
     assert "torch" not in "".join(line for line in metadata.splitlines() if "Requires-Dist" in line
                                   and "extra ==" not in line)

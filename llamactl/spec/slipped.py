@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from llamactl.errors import UsageError
 from llamactl.spec.changes import each_attention, each_layer, impossible, with_heads
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.parts import MLP, Attention, Head, MoE, Norm
@@ -208,8 +210,15 @@ def norm_place(model: Model, kind: str) -> Model:
 
 
 def biases_dropped(model: Model, place: str) -> Model:
-    """qkv | o | mlp | head: biases of linear maps left behind."""
-    if place in ("qkv", "o"):
+    """qkv | o | mlp | head: biases of linear maps left behind; linear: all of the blocks; all: with norms and head."""
+    if place in ("linear", "all"):
+        changed = model
+        for one in ("qkv", "o", "mlp", *(("head",) if place == "all" else ())):
+            with suppress(UsageError):
+                changed = biases_dropped(changed, one)
+        with suppress(UsageError):
+            changed = norm_bias(changed, "all") if place == "all" else changed
+    elif place in ("qkv", "o"):
         changed = each_attention(model, lambda a: replace(a, **{f"{place}_bias": False}), "bias_dropped")  # type: ignore[arg-type]
     elif place == "head":
         changed = with_head(model, bias=False)

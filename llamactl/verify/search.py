@@ -22,6 +22,7 @@ from llamactl.verify.network import Network
 from llamactl.verify.sweep import swept
 
 _BLIND = ("attn.q.weight", "attn.k.weight")  # of no effect on the first token
+NEAREST = 8  # changes that are built upon, where none is enough alone
 ALIKE = 3  # values of one edit that may all fit (an epsilon below what shows); more are not tried
 FEW = 8  # tokens at which almost every wrong idea shows
 Progress = Callable[[str], None]
@@ -102,7 +103,8 @@ class Search:
             ranked += swept(net, self.target, [h for h in ideas if h.layered], [1], seen=True, late=self._late, few=1,
                             rank=True)
         ranked = sorted((r for r in ranked if r[0] < 0.8 * before), key=lambda r: r[0])
-        for _, change in ranked[:5]:
+        firsts = {(c.text.partition("=")[0], c.layer): c for _, c in reversed(ranked)}  # the best value of each edit
+        for change in [c for _, c in ranked if c in firsts.values()][:NEAREST]:
             made = change.on(model)
             if made is None or self._late():
                 continue
