@@ -117,7 +117,7 @@ class Search:
 
         seen: the first token differs. Where it does not, ideas that would change it are dropped after a few layers.
         """
-        out = []
+        out: list[Change] = []
         for h in ideas:
             if self._late():
                 break
