@@ -97,7 +97,8 @@ class Taking:
         raise InputRefused("edit-tensor", f"{t.how!r} is nothing that can be done to {path}")
 
     def _attention(self, layer: int | None, path: str) -> Attention:
-        part = self.model.layers[layer].attn if layer is not None else None
+        # An order of layers may have left some out, and numbers below it are those of before.
+        part = None if layer is None else self.model.layers[min(layer, len(self.model.layers) - 1)].attn
         if not isinstance(part, Attention):
             raise InputRefused("edit-tensor", f"{path} does not belong to heads")
         return part

@@ -90,7 +90,7 @@ TRIES: tuple[Tries, ...] = (
           cause="inv_freq, positions or cos/sin cast with the model's dtype (model.half() casts the buffers too)",
           fix="compute angles, cosines and sines in fp32"),
     Tries(name="position_rows", values=always("1", "-1", "2", "first"), layered=False,
-          says="positions are read {} rows off in the learned table (first: all at position 0)",
+          says="positions are read {} rows off in the learned table",
           cause="an offset of OPT's kind, 1-based positions, or position_ids of zeros", fix="position n reads row n"),
     Tries(name="kv_order", values=always("tile", "reversed", "first", "rolled"),
           says="query heads read the wrong KV heads ({})", cause="k.repeat(1, G, 1, 1) for repeat_interleave(G, dim=1)",

@@ -43,6 +43,8 @@ def phrase(name: str, value: str, says: str) -> str:
         return f"norm weights {'are taken as 1 + weight (an offset)' if head == 'on' else 'lack the offset of 1'}{at}"
     if name == "mask":
         return MASKS.get(value, says.replace("{}", value))
+    if name == "position_rows" and value == "first":
+        return "every token reads the first row of the learned table: position 0"
     if name == "kv_order":
         return ORDERS.get(value, says.replace("{}", value))
     if name in ("rope_on", "rope_direction"):

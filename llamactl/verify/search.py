@@ -22,7 +22,7 @@ from llamactl.verify.network import Network
 from llamactl.verify.sweep import swept
 
 _BLIND = ("attn.q.weight", "attn.k.weight")  # of no effect on the first token
-NEAREST = 8  # changes that are built upon, where none is enough alone
+NEAREST, FIRST = 24, 8  # changes that are built upon where none is enough alone; with single layers
 ALIKE = 3  # values of one edit that may all fit (an epsilon below what shows); more are not tried
 FEW = 8  # tokens at which almost every wrong idea shows
 Progress = Callable[[str], None]
@@ -43,9 +43,13 @@ class Search:
         self.stopped, self.tried = False, 0
         self.others: dict[str, torch.Tensor] = {}
 
-    def solve(self, model: Model, depth: int = 3) -> list[tuple[list[Change], list[Change]]]:
+    def solve(self, model: Model, depth: int = 3, layers: bool | None = None
+              ) -> list[tuple[list[Change], list[Change]]]:
         """Chains of changes after which only arithmetic is left: [(the chain, others equal to its last)]; best first.
+
+        layers: whether single layers are looked at, self.layers by default.
         """
+        layers = self.layers if layers is None else layers
         net = Network(model, self.source, self.ids)
         base = net.logits((), net.tokens)
         if base is None:
@@ -70,7 +74,7 @@ class Search:
             found = self._singles(net, [h for h in ideas if h.about.name == "layer_order"], stages, seen=seen)
         if not found and (head := other_head(net, self.target)) is not None:
             self.others, found = {"head.weight": head}, [Change("another=head.weight")]
-        if not found and self.layers:
+        if not found and layers:
             self.say("trying each layer")
             for some in (quick, rounded):
                 found = found or swept(net, self.target, [h for h in some if h.layered], stages, seen=seen,
@@ -104,12 +108,15 @@ class Search:
                             rank=True)
         ranked = sorted((r for r in ranked if r[0] < 0.8 * before), key=lambda r: r[0])
         firsts = {(c.text.partition("=")[0], c.layer): c for _, c in reversed(ranked)}  # the best value of each edit
-        for change in [c for _, c in ranked if c in firsts.values()][:NEAREST]:
-            made = change.on(model)
-            if made is None or self._late():
-                continue
-            for chain, same in self.solve(made, depth - 1):
-                return [([change, *chain], same)]
+        nearest = [c for _, c in ranked if c in firsts.values()][:NEAREST]
+        rounds = [(1, False), *((n, True) for n in range(1, depth) if self.layers)]  # what is quick for all, first
+        for deeper, layers in rounds:
+            for change in nearest if not layers else nearest[:FIRST]:
+                made = change.on(model)
+                if made is None or self._late():
+                    continue
+                for chain, same in self.solve(made, deeper, layers):
+                    return [([change, *chain], same)]
         return []
 
     def _singles(self, net: Network, ideas: Iterable[Hypothesis], stages: Sequence[int], *, seen: bool) -> list[Change]:

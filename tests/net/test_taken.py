@@ -218,3 +218,14 @@ def test_what_cannot_be_carried_out(networks: ModuleType) -> None:
             read(bad)
         assert caught.value.code == "edit-tensor"
     assert read(Taken("attn.k.weight", "nothing")) is g.tensors["layers.0.attn.q.weight"]
+
+
+def test_an_edit_below_an_order_that_leaves_layers_out(networks: ModuleType) -> None:
+    """Rows reordered first, a layer left out after: the last layer of before is still read."""
+    g = networks.golden("llama")
+    model = apply(apply(g.model, "heads=attn.q:reversed"), "layer_order=missing:0")
+    taking = Taking(networks.Held(g.tensors), model)
+    last = g.model.n_layers - 1
+    part = g.model.layers[last].attn
+    want = g.tensors[f"layers.{last}.attn.q.weight"].view(part.n_heads, part.head_dim, -1).flip(0).flatten(0, 1)
+    assert torch.equal(taking.tensor(f"layers.{last - 1}.attn.q.weight"), want)
