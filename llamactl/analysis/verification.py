@@ -141,9 +141,13 @@ class Side:
     dtype: str | None = None
 
 
+TEXTS = {"passage": "a passage that comes with llamactl", "ids": "made-up token ids", "text": "the given text",
+         "given": "the given ids"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """The tokens on which both were run. source: "passage", "ids", "text", "given", in words for the reader."""
+    """The tokens on which both were run. source: a key of TEXTS."""
 
     tokens: int
     source: str

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llamactl.analysis.verification import TEXTS
+from llamactl.cli.memory import enough
 from llamactl.cli.options import Access, Output
 from llamactl.errors import NotAvailable, OutputError, UsageError, printable
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 EXACT = 1e-3  # nats: far above what moving all positions does to a sum of rounded numbers, far below any real change
 TOKENS = 1024
 FEW = 64  # tokens
-TEXTS = {"passage": "a passage that comes with llamactl", "ids": "made-up token ids"}
 Warnings = list[tuple[str, str]]
 
 
@@ -139,12 +140,8 @@ def _measured(asked: Asked, opened: Opened, words: Words, edits: tuple[str, ...]
     if asked.threads is not None:
         devices.use_threads(asked.threads)
     model = opened.model
-    try:
+    with enough("lower --tokens", f"out of memory with {len(words.ids):,} tokens"):
         found = ablate(model, opened.weights, words.ids, edits=edits, tell=_teller(out))
-    except (MemoryError, RuntimeError) as e:
-        if not devices.is_out_of_memory(e):
-            raise
-        raise OutputError("memory", f"out of memory with {len(words.ids):,} tokens", help="lower --tokens") from e
     return AblateReport(
         id=opened.source.id, family=model.family, model_type=model.model_type, tokens=len(words.ids),
         predicted=len(words.ids) - 1, text=words.text, dtype="fp32", streamed=found.streamed,

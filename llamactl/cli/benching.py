@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from llamactl.cli.memory import enough
 from llamactl.cli.options import Access, Output
 from llamactl.errors import InputRefused, OutputError, UsageError
 
@@ -230,12 +231,8 @@ def _room(model: Model, word: str, tokens: int, device: Any, *, stored: str | No
                         help="lower --batch, --prompt-tokens or --decode-after, or time fewer engines")
     if free is not None and takes > free:
         raise error
-    try:
+    with enough(error):
         yield
-    except (MemoryError, RuntimeError) as e:
-        if not devices.is_out_of_memory(e):
-            raise
-        raise error from e
 
 
 def _teller(out: Output) -> Any:

@@ -15,7 +15,6 @@ from llamactl.checkpoint.exchange import MANIFEST
 from llamactl.checkpoint.folder import REFERENCE
 from llamactl.cli.options import Output
 from llamactl.cli.progress import Progress
-from llamactl.errors import OutputError
 
 if TYPE_CHECKING:
     from llamactl.checkpoint.staging import Staging
@@ -61,16 +60,14 @@ def _sources(at: Located) -> list[str]:
 def recording(made: Conversion) -> Recording:
     """What is to be recorded of the source: all logits on verify's own tokens. Raises LlamactlError."""
     from llamactl.cli.given import given
+    from llamactl.cli.recording import about
     from llamactl.cli.runnable import opened
-    from llamactl.verify.recorded import About, config_digest, weights_digest
     from llamactl.verify.recording import file_bytes
 
     found = opened(made.at)
-    tokens, model = given(found, None, None), found.model
-    about = About(version=__version__, id=found.source.id, family=model.family, layout=found.weights.layout,
-                  computed_in="fp32", source=tokens.source, config_digest=config_digest(made.at.config),
-                  weights_digest=weights_digest(made.files), vocab=model.head.vocab)
-    return Recording(opened=found, tokens=tokens, about=about, nbytes=file_bytes(tokens.ids, about))
+    tokens = given(found, None, None)
+    said = about(found, made.at, tokens)
+    return Recording(opened=found, tokens=tokens, about=said, nbytes=file_bytes(tokens.ids, said))
 
 
 def needed(made: Conversion, recording: Recording | None) -> dict[str, int]:
@@ -121,21 +118,12 @@ def publish(made: Conversion, target: str, out: Output, *, force: bool, digest: 
 
 
 def _record(made: Conversion, recording: Recording, staging: Staging, out: Output) -> None:
-    """Run the source and write what it answers. Running out of memory becomes one line."""
-    from llamactl.net.device import is_out_of_memory
+    """Run the source and write what it answers."""
+    from llamactl.cli.recording import compute
     from llamactl.verify.recorded import encode
-    from llamactl.verify.recording import record
 
-    total = sum(t.nbytes for t in made.files.tensors.values())
-    found, ids = recording.opened, recording.tokens.ids
-    try:
-        with Progress(out, "recording, of the weights", total) as seen:
-            recorded, _ = record(found.model, found.weights, ids, recording.about,
-                                 progress=lambda n, of: seen(total * n // of - total * (n - 1) // of))
-    except (MemoryError, RuntimeError) as e:
-        if not is_out_of_memory(e):
-            raise
-        raise OutputError("memory", f"out of memory with {len(ids):,} tokens", help="leave --reference out") from e
+    recorded, _ = compute(recording.opened, made.at, recording.tokens.ids, recording.about, out,
+                          what="recording, of the weights", help="leave --reference out")
     with staging.create(REFERENCE) as file:
         file.writelines(encode(recorded).blocks())
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamactl import __version__
 from llamactl.analysis.recording import RecordedTensor, RecordingReport
+from llamactl.cli.memory import enough
 from llamactl.cli.options import Access, Output
 from llamactl.errors import OutputError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from llamactl.cli.given import Given
     from llamactl.cli.located import Located
     from llamactl.cli.runnable import Opened
-    from llamactl.verify.recorded import Recorded
+    from llamactl.verify.recorded import About, Recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,8 @@ def run(asked: Asked, out: Output, reach: Access) -> None:
 
     tokens = given(model, asked.tokens, asked.text)
     check_space(path, 4 * len(tokens.ids) * min(model.model.head.vocab, asked.top_k or model.model.head.vocab))
-    recorded, loss = _recorded(asked, at, model, tokens, out)
+    recorded, loss = compute(model, at, tokens.ids, about(model, at, tokens), out, what="computing, of the weights",
+                             help="give fewer with --tokens", layers=asked.layers, top_k=asked.top_k)
     file = encode(recorded)
     check_space(path, file.nbytes)
     create(path, file.blocks(), force=asked.force)
@@ -92,28 +94,27 @@ def check_space(path: str, need: int) -> None:
         Place(path, None).check_space(need)
 
 
-def _recorded(asked: Asked, at: Located, opened: Opened, tokens: Given, out: Output) -> tuple[Recorded, float | None]:
-    """The reference and the loss on its tokens. Running out of memory becomes one line."""
+def about(opened: Opened, at: Located, tokens: Given) -> About:
+    """Where a reference comes from, as it is written into its file."""
+    from llamactl.cli.located import open_files
+    from llamactl.verify.recorded import About, config_digest, weights_digest
+
+    return About(version=__version__, id=opened.source.id, family=opened.model.family, layout=opened.weights.layout,
+                 computed_in="fp32", source=tokens.source, config_digest=config_digest(at.config),
+                 weights_digest=weights_digest(open_files(at)), vocab=opened.model.head.vocab)
+
+
+def compute(opened: Opened, at: Located, ids: list[int], about: About, out: Output, *, what: str, help: str,
+            layers: bool = False, top_k: int | None = None) -> tuple[Recorded, float | None]:
+    """The reference and the loss on its tokens, with progress. help: what to do where memory runs out."""
     from llamactl.cli.located import open_files
     from llamactl.cli.progress import Progress
-    from llamactl.net.device import is_out_of_memory
-    from llamactl.verify.recorded import About, config_digest, weights_digest
     from llamactl.verify.recording import record
 
-    model, files = opened.model, open_files(at)
-    about = About(version=__version__, id=opened.source.id, family=model.family, layout=opened.weights.layout,
-                  computed_in="fp32", source=tokens.source, config_digest=config_digest(at.config),
-                  weights_digest=weights_digest(files), vocab=model.head.vocab)
-    total = sum(t.nbytes for t in files.tensors.values())
-    try:
-        with Progress(out, "computing, of the weights", total) as seen:
-            return record(model, opened.weights, tokens.ids, about, layers=asked.layers, top_k=asked.top_k,
-                          progress=lambda n, of: seen(total * n // of - total * (n - 1) // of))
-    except (MemoryError, RuntimeError) as e:
-        if not is_out_of_memory(e):
-            raise
-        raise OutputError("memory", f"out of memory with {len(tokens.ids):,} tokens", help="give fewer with --tokens"
-                          ) from e
+    total = sum(t.nbytes for t in open_files(at).tensors.values())
+    with enough(help, f"out of memory with {len(ids):,} tokens"), Progress(out, what, total) as seen:
+        return record(opened.model, opened.weights, ids, about, layers=layers, top_k=top_k,
+                      progress=lambda n, of: seen(total * n // of - total * (n - 1) // of))
 
 
 def _report(asked: Asked, opened: Opened, r: Recorded, loss: float | None, nbytes: int, entries: Any

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llamactl.cli.memory import enough
 from llamactl.cli.options import Access, Output
 from llamactl.cli.printing import Printer
 from llamactl.cli.sampling import Settings, settle
@@ -261,12 +262,8 @@ def _room(model: Model, word: str, length: int, device: Any, *, stored: str | No
     said: dict[str, Any] = {"dtype": word, "ctx": length, "stored": stored, "device": device.type, "int8": int8}
     if free is not None and needed(model, **said) > free:
         raise shortage(model, free=free, **said)
-    try:
+    with enough(shortage(model, free=free, **said)):
         yield
-    except (MemoryError, RuntimeError) as e:
-        if not devices.is_out_of_memory(e):
-            raise
-        raise shortage(model, free=free, **said) from e
 
 
 def _say(line: str) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from llamactl.analysis.verification import TEXTS
 from llamactl.cli.located import Located
+from llamactl.cli.memory import enough
 from llamactl.cli.options import Output
 from llamactl.cli.progress import Words
-from llamactl.errors import OutputError, UsageError, printable
+from llamactl.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from llamactl.cli.given import Given
@@ -16,9 +18,7 @@ if TYPE_CHECKING:
     from llamactl.cli.verifying import Asked
 
 TOKENS = 128  # of the probe: hundreds of networks are run on it
-SECONDS = 60  # of looking for some of the mistakes
-USUAL = 540  # what --seconds is where nobody gave it: the time of one diagnosis
-TEXTS = {"passage": "a passage that comes with llamactl", "ids": "made-up token ids", "given": "the given ids"}
+SECONDS = 60  # of looking for some of the mistakes, where --seconds was not given
 
 
 def run(at: Located, asked: Asked, out: Output) -> int:
@@ -26,7 +26,6 @@ def run(at: Located, asked: Asked, out: Output) -> int:
     from llamactl.api import Loaded
     from llamactl.cli.runnable import opened
     from llamactl.cli.show import show
-    from llamactl.net.device import is_out_of_memory
     from llamactl.verify.selftest import selftest
 
     for option, value in (("--report", asked.report), ("--junit", asked.junit), ("--annotate", asked.annotate),
@@ -35,16 +34,11 @@ def run(at: Located, asked: Asked, out: Output) -> int:
             raise UsageError("usage", f"--selftest has no verdict for {option}: leave it out")
     first = opened(at)
     words = _tokens(first, asked)
-    seconds = float(SECONDS if asked.seconds == USUAL else asked.seconds)
+    seconds = float(SECONDS if asked.seconds is None else asked.seconds)
     text = printable(asked.text) if words.source == "text" and asked.text is not None else TEXTS[words.source]
-    try:
-        with Words(out) as say:
-            report = selftest(first.model, first.weights, words.ids, id=first.source.id, text=text, seconds=seconds,
-                              say=say)
-    except (MemoryError, RuntimeError) as e:
-        if not is_out_of_memory(e):
-            raise
-        raise OutputError("memory", f"out of memory with {len(words.ids):,} tokens", help="give fewer --tokens") from e
+    with enough("give fewer --tokens", f"out of memory with {len(words.ids):,} tokens"), Words(out) as say:
+        report = selftest(first.model, first.weights, words.ids, id=first.source.id, text=text, seconds=seconds,
+                          say=say)
     show("verify", [Loaded(model=first.model, source=first.source)], [report], asked.inputs(), out,
          warnings=first.warnings, result=report.to_dict())
     if report.passed:

@@ -35,8 +35,8 @@ def verify(
     explain: Annotated[bool, typer.Option("--explain/--no-explain", help="Look for the mistake where there is one.")
                        ] = True,
     sweep: Annotated[bool, typer.Option("--sweep/--no-sweep", help="Look in single layers too.")] = True,
-    seconds: Annotated[int, typer.Option("--seconds", metavar="N", min=1, max=86_400, help="After which no new idea is "
-                       "tried.")] = 540,
+    seconds: Annotated[int | None, typer.Option("--seconds", metavar="N", min=1, max=86_400, show_default=False,
+                       help="After which no new idea is tried. Default: 540; 60 for each of --selftest.")] = None,
     accept: Annotated[list[str] | None, typer.Option("--accept", metavar="EDIT", show_default=False, help="Exit 0 "
                       "where this edit is all there is, e.g. weights=bf16.")] = None,
     report: Annotated[str | None, typer.Option("--report", metavar="FILE.html", show_default=False, help="Also a page "

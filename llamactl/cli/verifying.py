@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from llamactl import arch
 from llamactl.analysis.verification import Inventory, Probe, Side, VerifyReport
 from llamactl.cli.located import Located, locate, need_torch, open_files
+from llamactl.cli.memory import enough
 from llamactl.cli.options import Access, Output
 from llamactl.cli.progress import Progress, Words
-from llamactl.errors import InputRefused, LlamactlError, NotAvailable, OutputError, UsageError, printable
+from llamactl.errors import InputRefused, LlamactlError, NotAvailable, UsageError, printable
 
 if TYPE_CHECKING:
     from llamactl.cli.given import Given
@@ -23,6 +24,7 @@ EXITS = {"equal": 0, "same": 0, "explained": 1, "different": 1, "cannot-judge": 
 SAVED = (".npy", ".npz")
 TRANSFORMERS = "transformers"
 HALVES = ("bf16", "fp16")
+SECONDS = 540  # of one diagnosis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Asked:
     selftest: bool
     explain: bool
     sweep: bool
-    seconds: int
+    seconds: int | None
     accept: tuple[str, ...]
     report: str | None
     junit: str | None
@@ -53,14 +55,8 @@ class Asked:
 def run(asked: Asked, out: Output, reach: Access) -> int:
     """Do what is asked and print it; the exit code. Raises LlamactlError, of running out of memory too."""
     need_torch("verifying a model")
-    from llamactl.net.device import is_out_of_memory
-
-    try:
+    with enough("give fewer tokens with --tokens or a shorter --text"):
         return _run(asked, out, reach)
-    except (MemoryError, RuntimeError) as e:
-        if not is_out_of_memory(e):
-            raise
-        raise OutputError("memory", "out of memory", help="give fewer tokens with --tokens or a shorter --text") from e
 
 
 def _run(asked: Asked, out: Output, reach: Access) -> int:
@@ -125,8 +121,8 @@ def _judged(asked: Asked, at: Located, opened_: Opened, inventory: tuple[Invento
     labels = ("the checkpoint", "the candidate") if candidate else ("the reference", "the checkpoint")
     sides = _sides(labels, at, opened_, other.kind, ref, second)
     reverse = not candidate and second is None
-    setting = Setting(subject=labels[1], by=labels[0], reverse=reverse, seconds=asked.seconds, sweep=asked.sweep,
-                      explain=asked.explain, windows=given.source == "given",
+    setting = Setting(subject=labels[1], by=labels[0], reverse=reverse, seconds=asked.seconds or SECONDS,
+                      sweep=asked.sweep, explain=asked.explain, windows=given.source == "given",
                       rounded=opened_.model.dtype if kind == "recorded" and opened_.model.dtype in HALVES else None)
     with Words(out) as say:
         report = compared(right.model, right.weights, ids, ours, other, sides,
@@ -282,23 +278,25 @@ def _say(asked: Asked, first: Opened, report: VerifyReport, warnings: list[tuple
     from llamactl.atomic import create
     from llamactl.cli.show import show
 
+    code = EXITS[report.verdict]
+    accepted = code == 1 and bool(report.explanations) and {e.edit for e in report.explanations} <= set(asked.accept)
     if asked.report is not None:
         from llamactl.render.verifyhtml import page
 
-        create(os.path.expanduser(asked.report), page(report).encode("utf-8"), force=asked.force)
+        html = page(report, accepted=accepted)
+        create(os.path.expanduser(asked.report), html.encode("utf-8"), force=asked.force)
     if asked.junit is not None:
         from llamactl.render.junit import junit
 
-        create(os.path.expanduser(asked.junit), junit(report).encode("utf-8"), force=asked.force)
+        create(os.path.expanduser(asked.junit), junit(report, accepted=accepted).encode("utf-8"), force=asked.force)
     loaded = Loaded(model=first.model, source=first.source)
     show("verify", [loaded], [report], asked.inputs(), out, warnings=dict.fromkeys(warnings), result=report.to_dict())
     if asked.annotate:
         from llamactl.render.annotations import annotations
 
-        for line in annotations(report):
+        for line in annotations(report, accepted=accepted):
             print(line, file=sys.stderr)
-    code = EXITS[report.verdict]
-    if code == 1 and report.explanations and {e.edit for e in report.explanations} <= set(asked.accept):
+    if accepted:
         return 0
     if code == 1:
         print(f"error[verify]: {printable(report.why)}", file=sys.stderr)

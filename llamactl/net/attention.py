@@ -121,6 +121,16 @@ class SelfAttention(nn.Module):
         self.widths = [q, kv, kv]
 
     def forward(self, x: Tensor, step: Step, cache: LayerCache | None = None) -> Tensor:
+        q, k, v = self._ready(x, step)
+        if cache is not None:
+            past, (k, v) = cache, step.keep(cache, k, v)
+            if step.apart:
+                y = self.attend_apart(q, k, v, past, step)
+                return self._out(x, y)
+        return self._out(x, self.attend(q, k, v, step))
+
+    def _ready(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, T, D), k and v (B, K, T, D), normed and rotated, as they meet in the scores."""
         part = self.part
         q, k, v = self._projected(x)
         if part.clip is not None:
@@ -130,20 +140,21 @@ class SelfAttention(nn.Module):
         q, k, v = self._heads(q), self._heads(k), self._heads(v)
         if self.v_norm is not None:
             v = self.v_norm(v)
-        if part.rope is not None:
-            turn = step.turns[part.rope]
-            q, k = rotate(q, turn, part.rope.pairs), rotate(k, turn, part.rope.pairs)
+        q, k, v = self._turned(q, k, v, step)
         if part.q_growth is not None:
             q = q * step.growth(*part.q_growth).to(q.dtype)
         if part.norm_after_rope:
             q = q if self.q_norm is None else self.q_norm(q)
             k = k if self.k_norm is None else self.k_norm(k)
-        if cache is not None:
-            past, (k, v) = cache, step.keep(cache, k, v)
-            if step.apart:
-                y = self.attend_apart(q, k, v, past, step)
-                return self._out(x, y)
-        return self._out(x, self.attend(q, k, v, step))
+        return q, k, v
+
+    def _turned(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """The heads with q and k rotated to their positions."""
+        rope = self.part.rope
+        if rope is None:
+            return q, k, v
+        turn = step.turns[rope]
+        return rotate(q, turn, rope.pairs), rotate(k, turn, rope.pairs), v
 
     def _out(self, x: Tensor, y: Tensor) -> Tensor:
         if self.gate is not None:

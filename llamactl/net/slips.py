@@ -18,7 +18,6 @@ from llamactl.net.decoder import Block
 from llamactl.net.positions import alibi_slopes, rotate
 from llamactl.spec.model import Layer
 from llamactl.spec.parts import MLP, Attention, Norm
-from llamactl.spec.rope import Rope
 from llamactl.spec.slips import Slips
 
 
@@ -32,25 +31,16 @@ class SlippedAttention(SelfAttention):
     def forward(self, x: Tensor, step: Step, cache: LayerCache | None = None) -> Tensor:
         if cache is not None or step.pad is not None:
             raise not_runnable("a wrong port with a cache or with padding")
-        part = self.part
-        q, k, v = self._projected(x)
-        if part.clip is not None:
-            q, k, v = (t.clamp(-part.clip, part.clip) for t in (q, k, v))
-        if not part.norm_after_rope:
-            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
-        q, k, v = self._heads(q), self._heads(k), self._heads(v)
-        if self.v_norm is not None:
-            v = self.v_norm(v)
-        rotates = self.slips.rotates or (part.rope, part.rope, None)
-        q, k, v = (_turned(t, rope, step) for t, rope in zip((q, k, v), rotates, strict=True))
-        if part.q_growth is not None:
-            q = q * step.growth(*part.q_growth).to(q.dtype)
-        if part.norm_after_rope:
-            q = q if self.q_norm is None else self.q_norm(q)
-            k = k if self.k_norm is None else self.k_norm(k)
-        return self._out(x, self._read(q, k, v, step))
+        return self._out(x, self.attend(*self._ready(x, step), step))
 
-    def _read(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+    def _turned(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Each side by its own rotation, v too where a port does so."""
+        rotates = self.slips.rotates or (self.part.rope, self.part.rope, None)
+        turned = [t if rope is None else rotate(t, step.turns[rope], rope.pairs)
+                  for t, rope in zip((q, k, v), rotates, strict=True)]
+        return turned[0], turned[1], turned[2]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """softmax(q k^T scale) v with each query head's own KV head: -> (B, T, H x D)."""
         part = self.part
         at = kv_heads(self.slips.kv_order, part.n_heads, part.n_kv_heads)
@@ -160,7 +150,3 @@ def slipped_norm(part: Norm, x: Tensor, gain: Tensor | None, bias: Tensor | None
         "half": lambda: (total / n + part.eps).sqrt(), "bias": lambda: (total / n + part.eps).sqrt()}
     y = centred / roots[how]()
     return scaled(y.bfloat16().float() if how == "half" else y).to(x.dtype)
-
-
-def _turned(x: Tensor, rope: Rope | None, step: Step) -> Tensor:
-    return x if rope is None else rotate(x, step.turns[rope], rope.pairs)

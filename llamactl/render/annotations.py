@@ -7,10 +7,13 @@ from llamactl.render.verdict import explained, located, multiple, noticed, times
 MOST = 9  # of a level beside the verdict: GitHub shows ten a step and drops the rest unseen
 
 
-def annotations(r: VerifyReport) -> list[str]:
-    """`::error|warning|notice title=...::...`: the verdict and what explains it, then faults of the files."""
-    level = "notice" if r.passed else "warning" if r.verdict == "cannot-judge" else "error"
-    out = [_command(level, f"llamactl verify: {word(r)}", _story(r))]
+def annotations(r: VerifyReport, accepted: bool = False) -> list[str]:
+    """`::error|warning|notice title=...::...`: the verdict and what explains it, then faults of the files.
+
+    accepted: what explains it may be so; the verdict is a notice.
+    """
+    level = "notice" if r.passed or accepted else "warning" if r.verdict == "cannot-judge" else "error"
+    out = [_command(level, f"llamactl verify: {word(r, accepted)}", _story(r))]
     for kind in ("error", "warning"):
         some = [(i.path, f) for i in r.inventory for f in i.findings if f.level == kind]
         room = MOST if kind != level or len(some) <= MOST else MOST - 1

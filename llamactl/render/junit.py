@@ -26,10 +26,13 @@ from llamactl.render.verdict import (
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
-def junit(r: VerifyReport) -> str:
-    """The report as one <testsuite>: failed where something is wrong, skipped where nothing could be judged."""
+def junit(r: VerifyReport, accepted: bool = False) -> str:
+    """The report as one <testsuite>: failed where something is wrong, skipped where nothing could be judged.
+
+    accepted: what explains the difference may be so; it is told, and no case of the logits or of a place fails.
+    """
     suite = ET.Element("testsuite", name="llamactl verify")
-    _properties(suite, r)
+    _properties(suite, r, accepted)
     for i in r.inventory:
         case = _case(suite, "inventory", i.path)
         errors = [noticed(f) for f in i.findings if f.level == "error"]
@@ -40,9 +43,11 @@ def junit(r: VerifyReport) -> str:
     case = _case(suite, "logits", "logits")
     if r.verdict == "cannot-judge":
         ET.SubElement(case, "skipped", message=_clean(printable(r.why)))
+    elif accepted:
+        ET.SubElement(case, "system-out").text = _clean("\n".join(map(printable, [f"accepted: {r.why}", *_story(r)])))
     elif not r.passed:
         _fail(case, "failure", sentence(r), _story(r))
-    _places(suite, r)
+    _places(suite, r, accepted)
     cases = suite.findall("testcase")
     for name, found in (("tests", len(cases)), ("failures", sum(c.find("failure") is not None for c in cases)),
                         ("errors", 0), ("skipped", sum(c.find("skipped") is not None for c in cases))):
@@ -51,18 +56,18 @@ def junit(r: VerifyReport) -> str:
     return f"<?xml version=\"1.0\" encoding=\"utf-8\"?>\n{ET.tostring(suite, encoding='unicode')}\n"
 
 
-def _properties(suite: ET.Element, r: VerifyReport) -> None:
+def _properties(suite: ET.Element, r: VerifyReport, accepted: bool) -> None:
     far = multiple(r.measures, r.floor)
     held = ET.SubElement(suite, "properties")
-    words = [("verdict", word(r)), *compared(r), *([("of the limit", times(far))] if far is not None else []),
+    words = [("verdict", word(r, accepted)), *compared(r), *([("of the limit", times(far))] if far is not None else []),
              *(("cannot see", x) for x in r.limits)]
     for name, value in words:
         ET.SubElement(held, "property", name=_clean(name), value=_clean(printable(value)))
 
 
-def _places(suite: ET.Element, r: VerifyReport) -> None:
+def _places(suite: ET.Element, r: VerifyReport, accepted: bool) -> None:
     """A case for each layer that was judged, and for each wrong place that is none of them."""
-    wrong = faulty(r)
+    wrong = [] if accepted else faulty(r)
     judged = {x.layer for x in r.layers}
     p = r.first_difference
     for place in wrong:
@@ -72,7 +77,7 @@ def _places(suite: ET.Element, r: VerifyReport) -> None:
     for x in r.layers:
         case = _case(suite, "place", f"layer {x.layer}")
         here = [place for place in wrong if layer_of(place) == x.layer]
-        if here or (x.relative is None and not r.passed):
+        if here or (x.relative is None and not r.passed and not accepted):
             error = "not finite" if x.relative is None else number(x.relative)
             _fail(case, "failure", _wrong("; ".join(here) or f"layer {x.layer}", error))
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from llamactl.analysis.verification import Explanation, Finding, Floor, Inventory, Measures, Place, Side, VerifyReport
+from llamactl.analysis.verification import (
+    TEXTS,
+    Explanation,
+    Finding,
+    Floor,
+    Inventory,
+    Measures,
+    Place,
+    Side,
+    VerifyReport,
+)
 from llamactl.errors import printable
 from llamactl.render.units import count, layer_ranges, share
 
@@ -13,9 +23,9 @@ MOST = 1e30  # an error as large as this stands for one that is not finite
 Pairs = list[tuple[str, str]]
 
 
-def word(r: VerifyReport) -> str:
-    """The verdict as people write it: "cannot judge"."""
-    return r.verdict.replace("-", " ")
+def word(r: VerifyReport, accepted: bool = False) -> str:
+    """The verdict as people write it: "cannot judge". accepted: all that is wrong was said to be allowed."""
+    return r.verdict.replace("-", " ") + (", accepted" if accepted else "")
 
 
 def sentence(r: VerifyReport) -> str:
@@ -58,7 +68,7 @@ def compared(r: VerifyReport) -> Pairs:
     """The two sides and the text on which they were run."""
     out = [(printable(s.label), side(s)) for s in r.sides or ()]  # a label is printed as it is
     if r.probe is not None:
-        said = f"{count(r.probe.tokens)} tokens: {r.probe.source}"
+        said = f"{count(r.probe.tokens)} tokens: {TEXTS.get(r.probe.source, r.probe.source)}"
         out.append(("probe", f"{said}; {r.probe.note}" if r.probe.note else said))
     return out
 

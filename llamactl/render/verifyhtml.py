@@ -30,11 +30,11 @@ ROWS = 16  # of the table beside it
 _TONE = {"equal": "good", "same": "good", "cannot-judge": "warn"}
 
 
-def page(r: VerifyReport, sources: Sequence[str] = ()) -> str:
-    """The report as one HTML file without network or script. sources: where the models came from, for its foot."""
-    tone = _TONE.get(r.verdict, "bad")
+def page(r: VerifyReport, accepted: bool = False) -> str:
+    """The report as one HTML file without network or script. accepted: what explains the difference may be so."""
+    tone = _TONE["same"] if accepted else _TONE.get(r.verdict, "bad")
     far = multiple(r.measures, r.floor)
-    head = [f"<h1>llamactl verify: <span class=\"{tone}\">{text(word(r))}</span></h1>",
+    head = [f"<h1>llamactl verify: <span class=\"{tone}\">{text(word(r, accepted))}</span></h1>",
             f"<p class=\"lead\">{text(r.why)}</p>"]
     if far is not None:
         head.append(f"<p>The largest difference of a logit is <strong>{text(times(far))}</strong> the limit of what "
@@ -49,7 +49,7 @@ def page(r: VerifyReport, sources: Sequence[str] = ()) -> str:
         section("Logits, the second against the first", pairs(measured(r.measures, r.floor)) if r.measures else ""),
         section("Inventory", _inventory(r)),
         section("What this run cannot see", bullets(r.limits)),
-        _foot(r, sources),
+        _foot(r),
     ]
     return whole(f"llamactl verify: {sentence(r)}", "\n".join(x for x in parts if x))
 
@@ -122,6 +122,5 @@ def _inventory(r: VerifyReport) -> str:
     return "\n".join(out)
 
 
-def _foot(r: VerifyReport, sources: Sequence[str]) -> str:
-    words = [*sources, *([f"{r.tried:,} hypotheses tried"] if r.tried else [])]
-    return f"<footer>\n<p>{text('; '.join(words))}</p>\n</footer>" if words else ""
+def _foot(r: VerifyReport) -> str:
+    return f"<footer>\n<p>{r.tried:,} hypotheses tried</p>\n</footer>" if r.tried else ""

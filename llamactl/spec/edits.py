@@ -43,8 +43,8 @@ def apply(model: Model, text: str) -> Model:
         from llamactl.spec.mistakes import BY_NAME
 
         near = get_close_matches(key, [*_BY_WORD, *_FLAGS, *BY_NAME], 1)
-        raise UsageError("edit", f"{text!r} is not a known edit",
-                         help=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(e.name for e in EDITS)}")
+        known = f"known: {', '.join(e.name for e in EDITS)}; mistakes of ports: {', '.join(BY_NAME)}"
+        raise UsageError("edit", f"{text!r} is not a known edit", help=f"did you mean {near[0]!r}?" if near else known)
     try:
         changed = edit.change(model, edit.read(edit.name, value.strip()))
     except (ValueError, KeyError, IndexError, ZeroDivisionError):

@@ -51,11 +51,16 @@ def test_annotations_are_on_stderr(cli: Any, good: Path, wrong: Path) -> None:
     assert "::error" not in cli("verify", good, "--candidate", good, "--tokens", IDS, "--annotate").err
 
 
-def test_a_mistake_that_is_accepted(cli: Any, good: Path, wrong: Path) -> None:
+def test_a_mistake_that_is_accepted(cli: Any, good: Path, wrong: Path, tmp_path: Path) -> None:
     args = ("verify", good, "--candidate", wrong, "--tokens", IDS, "--json")
-    got = cli(*args, "--accept", "weights=bf16", "--accept", "activation=gelu")
+    page, xml = tmp_path / "a.html", tmp_path / "a.xml"
+    allowed = ("--accept", "weights=bf16", "--accept", "activation=gelu")
+    got = cli(*args, *allowed, "--report", page, "--junit", xml)
     verdict(got, 0, "explained")
     assert got.err == ""
+    assert not list(ElementTree.fromstring(xml.read_text(encoding="utf-8")).iter("failure"))
+    assert "explained, accepted" in page.read_text(encoding="utf-8")
+    assert "::notice title=llamactl verify%3A explained%2C accepted::" in cli(*args, *allowed, "--annotate").err
     verdict(cli(*args, "--accept", "activation=gelu", "--no-explain"), 1, "different")
 
 

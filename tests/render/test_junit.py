@@ -68,6 +68,18 @@ def test_a_place_fails_only_where_the_verdict_does(named: Named) -> None:
     assert read(r).get("failures") == "0"
 
 
+def test_what_was_accepted_is_told_and_does_not_fail(named: Named) -> None:
+    r = named("explained")
+    suite = ET.fromstring(junit(r, accepted=True).encode())
+    assert {outcome(c) for c in suite.findall("testcase") if c.get("classname") != "llamactl.verify.inventory"} == {
+        "passed"}
+    (said,) = [c.findtext("system-out") or "" for c in suite.findall("testcase") if c.get("name") == "logits"]
+    assert said.splitlines()[:2] == [f"accepted: {r.why}", "edit: rope-interleaved"]
+    assert [p.get("value") for p in suite.iter("property") if p.get("name") == "verdict"] == ["explained, accepted"]
+    first = annotations(r, accepted=True)[0]
+    assert first.startswith(f"::notice title=llamactl verify%3A explained%2C accepted::{r.why}")
+
+
 def test_warnings_and_notes_do_not_fail(named: Named) -> None:
     first = read(named("same")).findall("testcase")[0]
     assert outcome(first) == "passed"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
+import sys
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,24 +17,8 @@ from llamactl.spec.mistakes import Change
 from llamactl.verify.other import of_checkpoint, of_saved, ran
 from llamactl.verify.saved import Saved
 
-_SPEC = importlib.util.spec_from_file_location("llamactl_tests_sides", Path(__file__).with_name("sides.py"))
-assert _SPEC is not None
-assert _SPEC.loader is not None
-sides: Any = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(sides)
+sides: Any = sys.modules["llamactl_tests_sides"]  # loaded by conftest.py
 N, SETTING = sides.N, sides.SETTING
-
-
-@pytest.fixture(scope="module")
-def at(networks: ModuleType) -> Callable[..., Any]:
-    made: dict[Any, Any] = {}
-
-    def get(name: str = "llama", n: int = N) -> Any:
-        if (name, n) not in made:
-            made[name, n] = sides.At(networks, name, n)
-        return made[name, n]
-
-    return get
 
 
 # ---- other forms of logits
