@@ -275,7 +275,7 @@ def block(layer: Layer, *, dtype: torch.dtype, device: Any) -> Block:
 
 def _ropes(layer: Layer) -> tuple[Rope | None, ...]:
     own = layer.attn.rope if layer.attn is not None else None
-    return (own, *(layer.slips.rotates or ())) if layer.slips is not None else (own,)
+    return (own, *layer.slips.ropes(own)) if layer.slips is not None else (own,)
 
 
 def _attention(layer: Layer, made: dict[str, Any]) -> nn.Module | None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from llamactl.errors import InputRefused
 from llamactl.net import kernels
 from llamactl.spec.frequencies import frequencies
 from llamactl.spec.model import Model
@@ -74,6 +75,8 @@ def _rounded(rope: Rope, at: Tensor, frequencies: Tensor) -> tuple[Tensor, Tenso
 def rotate(x: Tensor, turn: Turn, pairs: str) -> Tensor:
     """The first `dim` of x's last dimension rotated, the rest as it is; x is (B, H, T, D)."""
     dim = turn.cos.shape[-1]
+    if dim > x.shape[-1]:  # only edits can say so: a description is checked where it is made
+        raise InputRefused("not-runnable", f"the network cannot rotate {dim} of a head's {x.shape[-1]} dimensions")
     if dim != x.shape[-1]:
         return torch.cat((rotate(x[..., :dim], turn, pairs), x[..., dim:]), -1)
     swapped = x.roll(dim // 2, -1) if pairs == "half" else x.reshape(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)

@@ -35,9 +35,8 @@ class SlippedAttention(SelfAttention):
 
     def _turned(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Each side by its own rotation, v too where a port does so."""
-        rotates = self.slips.rotates or (self.part.rope, self.part.rope, None)
         turned = [t if rope is None else rotate(t, step.turns[rope], rope.pairs)
-                  for t, rope in zip((q, k, v), rotates, strict=True)]
+                  for t, rope in zip((q, k, v), self.slips.ropes(self.part.rope), strict=True)]
         return turned[0], turned[1], turned[2]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:

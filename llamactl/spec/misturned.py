@@ -9,10 +9,8 @@ from llamactl.spec.changes import each_layer, impossible
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.parts import Attention, LearnedPositions
 from llamactl.spec.rope import SCHEMES, Rope, RopeScaling
-from llamactl.spec.slips import Slips
+from llamactl.spec.slips import OTHER, Rotation, Sides, Slips
 from llamactl.spec.taken import Taken, take
-
-OTHER = {"half": "adjacent", "adjacent": "half"}
 
 
 def each_rope(model: Model, change: Callable[[Rope, Attention], Rope | None]) -> Model:
@@ -28,49 +26,55 @@ def each_rope(model: Model, change: Callable[[Rope, Attention], Rope | None]) ->
     return each_layer(model, one)
 
 
-def _sides(model: Model, change: Callable[[Rope], tuple[Rope | None, Rope | None, Rope | None]]) -> Model:
-    """q, k and v rotated each in its own way."""
+def _sides(model: Model, change: Callable[[Sides], Sides]) -> Model:
+    """q, k and v rotated each in its own way, on top of what was changed before."""
     if not any(isinstance(x.attn, Attention) and x.attn.rope for x in model.layers):
         raise impossible("this model has no RoPE over whole heads")
 
     def one(x: Layer) -> Layer:
         if not isinstance(x.attn, Attention) or x.attn.rope is None:
             return x
-        return replace(x, slips=replace(x.slips or Slips(), rotates=change(x.attn.rope)))
+        slips = x.slips or Slips()
+        return replace(x, slips=replace(slips, rotates=change(slips.rotates)))
 
     return each_layer(model, one)
 
 
+def _each(which: str, change: Callable[[Rotation], Rotation]) -> Callable[[Sides], Sides]:
+    """The rotations of the sides named in `which` changed."""
+    def sides(now: Sides) -> Sides:
+        q, k, v = (change(r) if r is not None and name in which else r for r, name in zip(now, "qkv", strict=True))
+        return q, k, v
+
+    return sides
+
+
 def pairs(model: Model, which: str) -> Model:
     """The other lane order on q, on k, or on both: lanes that belong to one pair."""
-    def other(r: Rope) -> Rope:
-        return replace(r, pairs=OTHER[r.pairs])
-
     if which in OTHER:
         return each_rope(model, lambda r, a: replace(r, pairs=which))
-    return _sides(model, lambda r: (other(r) if which == "q" else r, other(r) if which == "k" else r, None))
+    return _sides(model, _each(which, lambda r: replace(r, other_pairs=not r.other_pairs)))
 
 
 def backwards(model: Model, which: str) -> Model:
     """Rotation against its direction, of both or of one."""
-    def back(r: Rope) -> Rope:
-        return replace(r, backwards=not r.backwards)
-
     if which == "both":
-        return each_rope(model, lambda r, a: back(r))
-    return _sides(model, lambda r: (back(r) if which == "q" else r, back(r) if which == "k" else r, None))
+        return each_rope(model, lambda r, a: replace(r, backwards=not r.backwards))
+    return _sides(model, _each(which, lambda r: replace(r, backwards=not r.backwards)))
 
 
 def on(model: Model, which: str) -> Model:
     """Which of q, k and v are rotated."""
-    return _sides(model, lambda r: (r if "q" in which else None, r if "k" in which else None,
-                                    r if "v" in which else None))
+    def sides(now: Sides) -> Sides:
+        q, k, v = ((r or Rotation()) if name in which else None for r, name in zip(now, "qkv", strict=True))
+        return q, k, v
+
+    return _sides(model, sides)
 
 
 def shift(model: Model, by: int) -> Model:
     """q's positions moved against k's."""
-    return _sides(model, lambda r: (replace(r, start=r.start + max(by, 0)), replace(r, start=r.start + max(-by, 0)),
-                                    None))
+    return _sides(model, _each("q" if by > 0 else "k", lambda r: replace(r, start=r.start + abs(by))))
 
 
 def table(model: Model, dtype: str) -> Model:

@@ -101,7 +101,7 @@ def compared(model: Model, source: Source, ids: Tensor, ours: Tensor, other: Oth
     if theirs is None or not setting.explain:
         return report("different", _apart(m, limit, setting))
     net = Network(model, source, ids, other.tensors)
-    target = Target(theirs, limit, other.log_probs)
+    target = Target(theirs, limit, other.log_probs, m.max_abs_dlogit)
     flow = other.flow() if theirs.shape[1] == model.head.vocab and not other.log_probs else None
     found = diagnose(net, target, flow, seconds=setting.seconds, sweep=setting.sweep, say=say, parts=other.parts)
     if found.explanations and not found.partial:

@@ -13,19 +13,21 @@ from llamactl.spec.mistakes import Change
 from llamactl.verify.floor import TIMES
 from llamactl.verify.network import Network
 
-NOISIER = 8.0  # times the limit: the noisiest network that is looked at
+NOISIER = 8.0  # times the limit: the noisiest network that is looked at, where little was wrong
+NOISIEST = 64.0, 1 / 500  # the same where much was: times the limit, and of all that was to be explained
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """The logits (T, V) to be explained. limit: the largest |dlogit| that is arithmetic.
 
-    log_probs: they are log-probabilities. A network's own logits may have more columns, which are not looked at.
+    base: how far off the model's own are. log_probs: they are log-probabilities. A network's own logits may have more columns, which are not looked at.
     """
 
     logits: Tensor
     limit: float
     log_probs: bool = False
+    base: float = 0.0
 
     def off(self, got: Tensor) -> float:
         """The largest |dlogit| over the first len(got) tokens; infinite where either side is not finite."""
@@ -47,7 +49,8 @@ class Target:
         if got is None:
             return False
         off = self.off(got)
-        if off <= self.limit or off > NOISIER * self.limit:
+        times, part = NOISIEST
+        if off <= self.limit or off > max(NOISIER * self.limit, min(times * self.limit, part * self.base)):
             return off <= self.limit
         return off <= self.own_limit(net, changes, got)
 
