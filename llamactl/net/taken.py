@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -180,6 +180,12 @@ def rounded(w: Tensor, kind: str) -> Tensor:
         return (x / s).to(kind_).float() * s
     top = torch.finfo(kind_).max
     return (x.clamp(-top, top) if kind_.itemsize == 1 else x).to(kind_).float()
+
+
+def touches(group: Sequence[Taken], path: str, layer: int | None) -> bool:
+    """Whether an edit reads the tensor at `path` of that layer otherwise."""
+    return any(_matches(t, path, layer) or (t.how == "swap" and t.arg == path)
+               for t in group if t.layers is None or layer in t.layers)
 
 
 def _matches(t: Taken, path: str, layer: int | None) -> bool:

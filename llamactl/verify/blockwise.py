@@ -18,6 +18,7 @@ from llamactl.spec.mistakes import Change, Hypothesis, hypotheses
 from llamactl.verify.fits import fitted_block
 from llamactl.verify.matching import NOISIER
 from llamactl.verify.network import Network
+from llamactl.verify.reread import reread
 
 TOKENS = 64  # of the text on which ideas are tried at first
 TIMES = 16  # the floor of a block, the same block by the second path
@@ -43,7 +44,7 @@ class Blockwise:
     errors[i]: the largest per-token relative error of block i, None where it is not finite; floors likewise.
 
     embedding, head: their errors (head: the largest |dlogit|). faulty: numbers of blocks. because: for each of them the
-    changes that leave nothing, by the block alone; [] where none does.
+    changes that leave nothing, by the block alone; [] where none does. tensors: those that make the other's tensors.
     order: which of our layers each of the other's blocks is, where that is not their order.
     """
 
@@ -54,6 +55,7 @@ class Blockwise:
         self.embedding_off = self.head_off = False
         self.faulty: list[int] = []
         self.because: dict[int, list[list[str]]] = {}
+        self.tensors: set[str] = set()
         self.embedding_because: list[str] = []
         self.head_because: list[str] = []
         self.order: tuple[int, ...] | None = None
@@ -88,6 +90,8 @@ def look(net: Network, flow: Flow, limit: float, *, late: Callable[[], bool], ex
         for i in out.faulty if out.order is None else ():
             if not out.because.get(i) and not late():
                 out.because[i] = _because(net, flow, i, out, layered, late)
+        for i in out.faulty if out.order is None else ():  # what a later block showed may be true of an earlier one
+            out.because[i] = out.because.get(i) or _known(net, flow, i, out, layered)
     out.tried += net.runs
     return out
 
@@ -126,24 +130,20 @@ def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[H
     few = min(TOKENS, x.shape[1])
 
     def holds(texts: Sequence[str], whole: bool = False) -> bool:
-        changes = [Change(t, i) for t in texts]
-        if not whole and _error(net, changes, i, x[:, :few], want[:, :few]) > floor:
-            return False
-        error = _error(net, changes, i, x, want)
-        return error <= floor or (error <= NOISIER * floor and error <= _floor(net, i, x, changes))
+        return _holds(net, flow, i, floor, texts, whole)
 
-    known = [texts for found in out.because.values() for texts in found]
-    unique = list(dict.fromkeys(tuple(t) for t in known))
-    whole = {h.text for h in ideas if h.whole}
-    again = [list(t) for t in unique if holds(t, any(x in whole for x in t))]
+    again = _known(net, flow, i, out, ideas)
     if again:
         return again
+    unique = dict.fromkeys(tuple(t) for found in out.because.values() for t in found)
+    told = reread(net, i, ideas)
+    out.tensors |= set(told)
     if late is None:
-        return [[h.text] for h in ideas if holds([h.text], h.whole)]
-    more = [[*t, h.text] for t in unique for h in ideas
+        singles = [[h.text] for h in ideas if [h.text] != told and holds([h.text], h.whole)]
+        return [told, *singles] if told and holds(told) else singles
+    more = [[*t, h.text] for t in ([told] if told else unique) for h in ideas
             if h.text not in t and not late() and holds([*t, h.text], h.whole)]
-    others = _others(net, i)
-    singles = more or [[t] for t in others if holds([t])]
+    singles = more or [[t] for t in _others(net, i) if holds([t])]
     if singles or late():
         return singles
     fars: list[Callable[[str], float]] = [lambda t: _error(net, [Change(t, i)], i, x[:, :few], want[:, :few]),
@@ -151,9 +151,6 @@ def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[H
     fits = fitted_block(net.model, fars, floor, lambda t: holds([t]), late)
     if fits:
         return [[t] for t in fits]
-    both = [[t, h.text] for t in others[-1:] for h in ideas if holds([t, h.text], h.whole)]
-    if both:
-        return both
     ranked = []
     for h in ideas:
         if not h.whole:
@@ -166,6 +163,24 @@ def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[H
         if both:
             return both
     return []
+
+
+def _holds(net: Network, flow: Flow, i: int, floor: float, texts: Sequence[str], whole: bool) -> bool:
+    """Whether block i with these edits is the other's. whole: they may show late in the text."""
+    y = flow.outputs[i]
+    assert y is not None
+    x, want, changes = flow.inputs[i][None], y[None], [Change(t, i) for t in texts]
+    if not whole and _error(net, changes, i, x[:, :TOKENS], want[:, :TOKENS]) > floor:
+        return False
+    error = _error(net, changes, i, x, want)
+    return error <= floor or (error <= NOISIER * floor and error <= _floor(net, i, x, changes))
+
+
+def _known(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[Hypothesis]) -> list[list[str]]:
+    """The sets of edits that explained other blocks and explain this one."""
+    unique = dict.fromkeys(tuple(t) for found in out.because.values() for t in found)
+    late = {h.text for h in ideas if h.whole}
+    return [list(t) for t in unique if _holds(net, flow, i, out.floors[i], t, any(x in late for x in t))]
 
 
 def _others(net: Network, i: int) -> list[str]:

@@ -129,7 +129,7 @@ def _whole(net: Network, target: Target, found: Blockwise, late: Callable[[], bo
     if not good:
         return [], []
     order = {h.text: n for n, h in enumerate(hypotheses(net.model))}
-    good.sort(key=lambda c: (len(c), [order.get(x.text, len(order)) for x in c]))
+    good.sort(key=lambda c: (len(c), [(x.text not in found.tensors, order.get(x.text, len(order))) for x in c]))
     return good[0], good[1:]
 
 

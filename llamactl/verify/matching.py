@@ -19,9 +19,9 @@ NOISIEST = 64.0, 1 / 500  # the same where much was: times the limit, and of all
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The logits (T, V) to be explained. limit: the largest |dlogit| that is arithmetic.
+    """The logits (T, V) to be explained. limit: the largest |dlogit| that is arithmetic. base: that of the model's own.
 
-    base: how far off the model's own are. log_probs: they are log-probabilities. A network's own logits may have more columns, which are not looked at.
+    log_probs: they are log-probabilities. A network's own logits may have more columns, which are not looked at.
     """
 
     logits: Tensor

@@ -32,7 +32,7 @@ def different(module: nn.Module, model: Model, source: Source, layouts: Layouts)
         except InputRefused:
             continue
         out = _others(held, found.at, model, source)
-        if found.twin is not None and model.head.tied and not _same(held[found.twin].float(), source.tensor(
+        if found.twin is not None and model.head.tied and not same(held[found.twin].float(), source.tensor(
                 "embed.weight").float()):
             out["head.weight"] = held[found.twin].float()
         return out
@@ -51,10 +51,11 @@ def _others(held: Mapping[str, Tensor], at: Mapping[str, tuple[Stored, str]], mo
             at_ = sorted({t.e for t in stored.of}).index(tensor.e)
             mine = read_expert(stored, tensor.e, held[where][at_], model)[name]
         mine = mine.float()
-        if not _same(mine, source.tensor(name).float()):
+        if not same(mine, source.tensor(name).float()):
             out[name] = mine.contiguous()
     return out
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are one but for what widening or folding and back does."""
     return a.shape == b.shape and float((a - b).abs().max()) <= NEAR * float(b.abs().max())

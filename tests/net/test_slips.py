@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations, product
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ from llamactl.errors import InputRefused
 from llamactl.net.attention import SelfAttention, Step
 from llamactl.net.blocks import RowNorm
 from llamactl.net.cache import LayerCache
+from llamactl.net.positions import Turn, rotate
 from llamactl.net.slips import SlippedAttention, kv_heads
 from llamactl.spec.edits import apply
 from llamactl.spec.parts import Attention, Norm
@@ -209,6 +211,34 @@ def test_rotations(net: Network) -> None:
         assert not torch.allclose(got, right, atol=1e-4), text
     assert not torch.allclose(said("rope_on=qkv")[5:], right[5:], atol=1e-2)
     assert apply(net.model, "rope_dim=6/12").layers[0].attn.rope.theta == pytest.approx(500000**0.5)  # type: ignore[union-attr]
+
+
+@torch.no_grad()
+def test_changes_of_one_side_and_of_the_rope_add_up_in_any_order(net: Network) -> None:
+    def said(*texts: str) -> Tensor:
+        got = net.logits([Change(t) for t in texts], 24)
+        assert got is not None
+        return got
+
+    sides = ("rope_on=q", "rope_on=qkv", "rope_pairs=k", "rope_direction=q", "rope_shift=1")
+    for side, rope in product(sides, ("rope_theta=100", "rope_direction=both", "rope_dim=4", "rope_scaling=linear:2")):
+        both = said(side, rope)
+        assert torch.equal(both, said(rope, side)), (side, rope)
+        for alone in (side, rope):
+            assert not torch.allclose(both, said(alone), atol=1e-4), (side, rope)
+    for one, two in permutations(sides[2:], 2):
+        assert torch.equal(said(one, two), said(two, one))
+        assert not torch.allclose(said(one, two), said(one), atol=1e-4)
+    assert torch.equal(said("rope_on=q", "rope_pairs=k"), said("rope_on=q"))  # k is not rotated, whatever its lanes
+    assert torch.equal(said("rope_pairs=q", "rope_pairs=q"), said("rope_pairs=half", "rope_shift=0"))
+
+
+@torch.no_grad()
+def test_heads_read_narrower_rotate_less_on_every_side(net: Network) -> None:
+    for text in ("rope_on=qkv", "rope_pairs=q", "rope_dim=12"):
+        assert net.logits([Change(text), Change("head_split=2")], 24) is not None
+    with pytest.raises(InputRefused, match="cannot rotate 12 of a head's 6"):
+        rotate(noise(1, 1, 4, 6), Turn(noise(4, 12), noise(4, 12)), "half")
 
 
 @torch.no_grad()

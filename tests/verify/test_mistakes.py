@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -188,6 +189,19 @@ def test_two_edits_that_leave_no_numbers(networks: ModuleType) -> None:
     for n in (1, N):
         got = net.logits([Change("constant=zero:embed.weight"), Change("norm_eps=0")], n)
         assert got is None or not got.isfinite().all() or not got.any()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_any_two_edits_run_or_are_refused(family: str, networks: ModuleType) -> None:
+    """None of Python's errors, in whatever order two are made (a sample)."""
+    net = net_of(networks.golden(family), networks)
+    texts = [h.text for h in hypotheses(net.model)]
+    draw = Random(family)
+    for _ in range(120):
+        one, two = draw.sample(texts, 2)
+        layer = draw.choice((None, 0, 1))
+        got = net.logits([Change(one, layer), Change(two, layer)], N)
+        assert got is None or got.shape == (N, net.model.head.vocab), (one, two, layer)
 
 
 def test_a_tensor_of_another_checkpoint(networks: ModuleType) -> None:
