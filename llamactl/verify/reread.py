@@ -12,6 +12,8 @@ from llamactl.spec.mistakes import Hypothesis, in_layer
 from llamactl.verify.network import Network
 from llamactl.verify.tensors import same
 
+DROPPED = ("bias_dropped", "norm_bias")  # edits that leave tensors out: a port that keeps their place has zeros there
+
 
 @torch.no_grad()
 def reread(net: Network, i: int, ideas: Sequence[Hypothesis]) -> list[str]:
@@ -24,10 +26,18 @@ def reread(net: Network, i: int, ideas: Sequence[Hypothesis]) -> list[str]:
     made: list[tuple[set[str], str]] = []
     for h in ideas if left else ():
         model = in_layer(net.model, h.text, i)
-        if model is None or model.layers != net.model.layers or not model.taken:
+        if model is None:
             continue
-        touched = {leaf.path for leaf in net.model.layers[i].leaves() if touches(model.taken[-1], leaf.path, i)}
-        if touched & left and _makes(net, Taking(net.source, model), prefix, touched):
+        own = {leaf.path for leaf in net.model.layers[i].leaves()}
+        if h.about.name in DROPPED:
+            touched = own - {leaf.path for leaf in model.layers[i].leaves()}
+            makes = touched <= left and not any(bool(net.others[prefix + n].any()) for n in touched)
+        elif model.layers == net.model.layers and model.taken:
+            touched = {n for n in own if touches(model.taken[-1], n, i)}
+            makes = bool(touched & left) and _makes(net, Taking(net.source, model), prefix, touched)
+        else:
+            continue
+        if touched and makes:
             made.append((touched & left, h.text))
     out = []
     for touched, text in sorted(made, key=lambda m: -len(m[0])):

@@ -50,6 +50,16 @@ def test_the_edits_that_make_the_tensors(networks: ModuleType, texts: tuple[str,
     assert all(torch.equal(remade.others[n], t) for n, t in net.others.items())
 
 
+def test_biases_of_zeros_are_biases_left_out(networks: ModuleType) -> None:
+    net = held_by(networks, "gpt2")
+    ideas = [h for h in hypotheses(net.model) if h.layered]
+    biases = [f"layers.0.attn.{x}.bias" for x in "qkv"]
+    net.others |= {n: torch.zeros_like(net.source.tensor(n)) for n in biases}
+    assert reread(net, 0, ideas) == ["bias_dropped=qkv"]
+    net.others[biases[2]][0] = 1
+    assert reread(net, 0, ideas) == ["constant=zero:attn.q.bias", "constant=zero:attn.k.bias", "another=attn.v.bias"]
+
+
 def test_what_no_edit_makes_is_another(networks: ModuleType) -> None:
     net = held_by(networks, "llama", Change("heads=attn.q:reversed", 1))
     for n in ("layers.1.mlp.down.weight", "layers.1.attn.k.weight", "layers.0.mlp.up.weight"):
