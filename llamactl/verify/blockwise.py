@@ -19,8 +19,10 @@ from llamactl.verify.fits import fitted_block
 from llamactl.verify.matching import NOISIER
 from llamactl.verify.network import Network
 from llamactl.verify.reread import reread
+from llamactl.verify.together import nearest
 
 TOKENS = 64  # of the text on which ideas are tried at first
+PAIRS = 64  # of ideas that are made in a block
 TIMES = 16  # the floor of a block, the same block by the second path
 LEAST = 2e-6  # relative: the rounding of one fp32 operation, which a floor of nothing does not know
 
@@ -151,17 +153,28 @@ def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[H
     fits = fitted_block(net.model, fars, floor, lambda t: holds([t]), late)
     if fits:
         return [[t] for t in fits]
-    ranked = []
+    return _pairs(net, i, x, want, ideas, holds, late)
+
+
+def _pairs(net: Network, i: int, x: Tensor, want: Tensor, ideas: Sequence[Hypothesis],
+           holds: Callable[[Sequence[str], bool], bool], late: Callable[[], bool]) -> list[list[str]]:
+    """Two edits that make block i the other's, and others that do so with the first of them."""
+    own, few = net.block((), i, x), min(TOKENS, x.shape[1])
+    assert own is not None
+    shown: list[Hypothesis] = []
+    rows: list[Tensor] = []
     for h in ideas:
-        if not h.whole:
-            ranked.append((_error(net, [Change(h.text, i)], i, x[:, :few], want[:, :few]), h.text))
-    ranked.sort()
-    for error, text in ranked[:4]:
-        if late() or error > 0.8 * (out.errors[i] or float("inf")):
+        got = net.block([Change(h.text, i)], i, x if h.whole else x[:, :few])
+        if got is not None and bool(torch.isfinite(got).all()):
+            shown.append(h)
+            rows.append((got[:, :few] - own[:, :few]).flatten())
+    for a, b in nearest(rows, (want[:, :few] - own[:, :few]).flatten(), PAIRS) if rows else ():
+        one, two = shown[a], shown[b]
+        if late():
             break
-        both = [[text, h.text] for h in ideas if h.text != text and holds([text, h.text], h.whole)]
-        if both:
-            return both
+        if holds([one.text, two.text], one.whole or two.whole):
+            return [[one.text, h.text] for h in ideas
+                    if h is not one and holds([one.text, h.text], one.whole or h.whole)]
     return []
 
 

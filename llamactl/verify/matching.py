@@ -46,8 +46,10 @@ class Target:
         An edited network may be noisier than the model: where it just fails, its own floor is measured.
         """
         got = net.logits(changes, n)
-        if got is None:
-            return False
+        return got is not None and self.held(net, changes, got)
+
+    def held(self, net: Network, changes: Sequence[Change], got: Tensor) -> bool:
+        """The same, of its first len(got) logits."""
         off = self.off(got)
         times, part = NOISIEST
         if off <= self.limit or off > max(NOISIER * self.limit, min(times * self.limit, part * self.base)):

@@ -8,7 +8,7 @@ itself alone) or brings the logits nearest is made, and the search goes on from 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
@@ -20,9 +20,11 @@ from llamactl.verify.fits import fitted, other_head
 from llamactl.verify.matching import Target
 from llamactl.verify.network import Network
 from llamactl.verify.sweep import swept
+from llamactl.verify.together import SOME, Alone, Pairs
 
 _BLIND = ("attn.q.weight", "attn.k.weight")  # of no effect on the first token
-NEAREST, FIRST = 24, 8  # changes that are built upon where none is enough alone; with single layers
+NEAREST, FIRST = 24, 8  # changes that are built upon where no two are enough; with single layers
+SHALLOW = 8  # layers of a model in each of which what shows in the whole text only is tried for pairs
 ALIKE = 3  # values of one edit that may all fit (an epsilon below what shows); more are not tried
 FEW = 8  # tokens at which almost every wrong idea shows
 Progress = Callable[[str], None]
@@ -43,13 +45,14 @@ class Search:
         self.stopped, self.tried = False, 0
         self.others: dict[str, torch.Tensor] = {}
 
-    def solve(self, model: Model, depth: int = 3, layers: bool | None = None
+    def solve(self, model: Model, depth: int = 3, layers: bool | None = None, whole: bool = False
               ) -> list[tuple[list[Change], list[Change]]]:
         """Chains of changes after which only arithmetic is left: [(the chain, others equal to its last)]; best first.
 
-        layers: whether single layers are looked at, self.layers by default.
+        layers: whether single layers are looked at, self.layers by default. whole: the model was changed so that its
+        first logits depend on the rest of the text: nothing can be told from the first tokens alone.
         """
-        layers = self.layers if layers is None else layers
+        layers = not whole and (self.layers if layers is None else layers)
         net = Network(model, self.source, self.ids)
         base = net.logits((), net.tokens)
         if base is None:
@@ -57,86 +60,87 @@ class Search:
         first = self._first_off(base)
         seen = self.target.off(base[:1]) > self.target.limit  # at the first token
         ideas = hypotheses(model)
-        if not any(isinstance(x.attn, Attention) and x.attn.sinks for x in model.layers):
+        if not whole and not any(isinstance(x.attn, Attention) and x.attn.sinks for x in model.layers):
             ideas = [h for h in ideas if not (seen and h.about.blind)]
-        stages = sorted({n for n in (1, FEW, 32, max(64, first + 8)) if n < net.tokens} | {net.tokens})
+        few = min(max(FEW, first + 2), net.tokens)
+        parts = () if whole else (1, few, 32, max(64, first + 8))
+        stages = sorted({n for n in parts if n < net.tokens} | {net.tokens})
+        alone = Alone(net, self.target, 1 if seen else few) if depth > 1 and not whole else None
         self.say("trying changes of the whole model")
         quick = [h for h in ideas if h.about.name not in ("layer_order", "weights")]
         rounded = [h for h in ideas if h.about.name == "weights" and (seen or h.value.endswith(_BLIND))]
-        found = self._singles(net, [*self._told(model, first), *quick], stages, seen=seen)
+        found = self._singles(net, [*self._told(model, first), *quick], stages, seen=seen, alone=alone)
         if not found:  # slow to make, and like nothing else
             found = self._singles(net, rounded, stages, seen=seen)
         if not found:
             self.say("fitting numbers")
-            found = [c for c in fitted(net, self.target, seen=seen, stages=stages, late=self._late)]
+            found = [c for c in fitted(net, self.target, seen=seen, stages=stages, late=self.late)]
         if not found and seen:
             self.say("trying other orders of layers")
             found = self._singles(net, [h for h in ideas if h.about.name == "layer_order"], stages, seen=seen)
         if not found and (head := other_head(net, self.target)) is not None:
             self.others, found = {"head.weight": head}, [Change("another=head.weight")]
+        pairs = Pairs(self, net, alone, quick) if alone is not None and not found else None
+        if pairs is not None and (chains := pairs.tried(depth, SOME)):
+            return chains
         if not found and layers:
             self.say("trying each layer")
             for some in (quick, rounded):
-                found = found or swept(net, self.target, [h for h in some if h.layered], stages, seen=seen,
-                                       late=self._late, few=max(FEW, first + 2))
+                layered = [h for h in some if h.layered]
+                found = found or swept(net, self.target, layered, stages, seen=seen, late=self.late, few=few,
+                                       alone=alone if some is quick else None)
         self.tried += net.runs
         if found:
             return [([found[0]], found[1:])]
-        if depth <= 1 or self._late():
+        if pairs is None or alone is None or self.late():
             return []
-        return self._stacked(net, model, quick, seen, depth)
+        for h in quick if layers and model.n_layers <= SHALLOW else ():
+            for i in range(model.n_layers) if h.layered and h.whole else ():
+                alone.run(h, i)
+        return (pairs.tried(depth) if layers else []) or self._stacked(model, alone, pairs.whole, depth)
 
-    def _stacked(self, net: Network, model: Model, ideas: Sequence[Hypothesis], seen: bool, depth: int
+    def _stacked(self, model: Model, alone: Alone, whole: Collection[str], depth: int
                  ) -> list[tuple[list[Change], list[Change]]]:
-        """Two or more changes: what explains the first token wholly, else what brings the logits nearest, comes first.
+        """Two or more changes: what explains the first tokens wholly, else what brings the logits nearest, comes first.
         """
         self.say("trying several changes together")
-        n = 1 if seen else min(16, net.tokens)
-        base = net.logits((), n)
-        assert base is not None
-        before = self.target.score(base)
-        ranked: list[tuple[float, Change]] = []
-        for h in ideas:
-            if self._late():
-                return []
-            got = None if h.whole else net.logits([Change(h.text)], n)
-            if got is not None:
-                near = self.target.off(got) <= self.target.limit
-                ranked.append((-1.0 if near else self.target.score(got), Change(h.text)))
-        if self.layers and seen:
-            ranked += swept(net, self.target, [h for h in ideas if h.layered], [1], seen=True, late=self._late, few=1,
-                            rank=True)
-        ranked = sorted((r for r in ranked if r[0] < 0.8 * before), key=lambda r: r[0])
-        firsts = {(c.text.partition("=")[0], c.layer): c for _, c in reversed(ranked)}  # the best value of each edit
-        nearest = [c for _, c in ranked if c in firsts.values()][:NEAREST]
+        ranked = alone.ranked()
+        firsts = {(c.text.partition("=")[0], c.layer): c for c in reversed(ranked)}  # the best value of each edit
+        nearest = [c for c in ranked if c in firsts.values()][:NEAREST]
         rounds = [(1, False), *((n, True) for n in range(1, depth) if self.layers)]  # what is quick for all, first
         for deeper, layers in rounds:
             for change in nearest if not layers else nearest[:FIRST]:
                 made = change.on(model)
-                if made is None or self._late():
+                if made is None or self.late():
                     continue
-                for chain, same in self.solve(made, deeper, layers):
+                for chain, same in self.solve(made, deeper, layers, change.text in whole):
                     return [([change, *chain], same)]
         return []
 
-    def _singles(self, net: Network, ideas: Iterable[Hypothesis], stages: Sequence[int], *, seen: bool) -> list[Change]:
+    def _singles(self, net: Network, ideas: Iterable[Hypothesis], stages: Sequence[int], *, seen: bool,
+                 alone: Alone | None = None) -> list[Change]:
         """The ideas, made in all layers, that leave nothing but arithmetic at every stage.
 
         seen: the first token differs. Where it does not, ideas that would change it are dropped after a few layers.
+        alone: where what each does is kept.
         """
         out: list[Change] = []
         for h in ideas:
-            if self._late():
+            if self.late():
                 break
             if sum(c.text.startswith(f"{h.about.name}=") for c in out) >= ALIKE:
                 continue
             if not seen and not h.about.blind and not h.whole and net.stirs([Change(h.text)]):
                 continue
+            change = Change(h.text)
             for n in stages if not h.whole else stages[-1:]:
-                if not self.target.reached(net, [Change(h.text)], n):
+                got = net.logits([change], n)
+                if got is not None and alone is not None and (n == alone.n or h.whole):
+                    alone.add(change, got[: alone.n, alone.columns])
+                if got is None or not self.target.held(net, [change], got):
                     break
             else:
-                out.append(Change(h.text))
+                out.append(change)
         return out
 
     def _told(self, model: Model, first: int) -> list[Hypothesis]:
@@ -152,6 +156,7 @@ class Search:
         over = (~(d <= self.target.limit)).nonzero()
         return int(over[0]) if len(over) else 0
 
-    def _late(self) -> bool:
+    def late(self) -> bool:
+        """Whether no new idea is to be tried."""
         self.stopped = self.stopped or time.monotonic() > self.deadline
         return self.stopped

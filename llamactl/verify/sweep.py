@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,37 +10,31 @@ from torch import Tensor
 from llamactl.spec.mistakes import Change, Hypothesis
 from llamactl.verify.matching import Target
 from llamactl.verify.network import Network
+from llamactl.verify.together import Alone, looked_at
 
-COLUMNS = 2048  # of the vocabulary that are looked at first
 ROWS = 1024  # tokens of all ideas together that go through the rest of the network at once
 
 
 @torch.no_grad()
 def swept(net: Network, target: Target, ideas: Sequence[Hypothesis], stages: Sequence[int], *, seen: bool,
-          late: Callable[[], bool], few: int, rank: bool = False) -> list[Any]:
+          late: Callable[[], bool], few: int, alone: Alone | None = None) -> list[Change]:
     """Changes in one layer that leave nothing but arithmetic at every stage, by layer.
 
     seen: the first token differs already, so that one token is enough to drop most ideas. few: tokens that show the
-    others. rank: instead [(score, change)] of the best few at one token.
+    others. alone: where what each change does at its tokens, 1 or `few`, is kept.
     """
     few = min(few, net.tokens)
-    width = target.logits.shape[-1]  # log-probabilities are those of all columns
-    columns = torch.arange(0, width, 1 if target.log_probs else max(1, width // COLUMNS))
-    out: list[Any] = []
+    columns = looked_at(target)
+    out: list[Change] = []
     whole = [h for h in ideas if h.whole]
     ideas = [h for h in ideas if not h.whole]
     for i in range(net.model.n_layers):
         if late():
-            return _best(out) if rank else out
-        alive = _alive(net, target, ideas, i, 1, columns, rank)
-        if rank:
-            out += [(score, Change(h.text, i)) for h, score in alive]
-            continue
+            return out
+        alive = _alive(net, target, ideas, i, 1, columns, alone if seen else None)
         if not seen and few > 1:
-            alive = _alive(net, target, [h for h, _ in alive], i, few, columns, False)
-        out += [Change(h.text, i) for h, _ in alive if _holds(net, target, Change(h.text, i), stages)]
-    if rank:
-        return _best(out)
+            alive = _alive(net, target, alive, i, few, columns, alone)
+        out += [Change(h.text, i) for h in alive if _holds(net, target, Change(h.text, i), stages)]
     for h in whole if not out else ():
         for i in range(net.model.n_layers):
             if late():
@@ -51,17 +44,13 @@ def swept(net: Network, target: Target, ideas: Sequence[Hypothesis], stages: Seq
     return out
 
 
-def _best(found: list[Any]) -> list[Any]:
-    return sorted(found, key=lambda r: r[0])[:8]
-
-
 def _holds(net: Network, target: Target, change: Change, stages: Sequence[int]) -> bool:
     return all(target.reached(net, [change], n) for n in stages)
 
 
-def _alive(net: Network, target: Target, ideas: Sequence[Hypothesis], i: int, n: int, columns: Tensor, rank: bool
-           ) -> list[tuple[Hypothesis, float]]:
-    """The ideas that hold in layer i on the first n tokens and some columns; with rank, all with their distance."""
+def _alive(net: Network, target: Target, ideas: Sequence[Hypothesis], i: int, n: int, columns: Tensor,
+           alone: Alone | None) -> list[Hypothesis]:
+    """The ideas that hold in layer i on the first n tokens and some columns."""
     x = net.streams(n)[i]
     made: list[tuple[Hypothesis, Tensor]] = []
     for h in ideas:
@@ -79,9 +68,10 @@ def _alive(net: Network, target: Target, ideas: Sequence[Hypothesis], i: int, n:
         for j in range(i + 1, net.model.n_layers):
             y = rest.layer(j, y)
         got = rest.head(y, columns)
+        for (h, _), one in zip(part, got if alone is not None else (), strict=alone is not None):
+            alone.add(Change(h.text, i), one)  # type: ignore[union-attr]
         got = got.log_softmax(-1) if target.log_probs else got
         net.runs += len(part)
         off = (got - want).abs().amax((-1, -2))
-        far = (got - want).square().mean((-1, -2))
-        out += [(h, float(d)) for (h, _), o, d in zip(part, off, far, strict=True) if rank or float(o) <= target.limit]
+        out += [h for (h, _), o in zip(part, off, strict=True) if float(o) <= target.limit]
     return out
