@@ -107,9 +107,9 @@ class Search:
         ranked = alone.ranked()
         firsts = {(c.text.partition("=")[0], c.layer): c for c in reversed(ranked)}  # the best value of each edit
         nearest = [c for c in ranked if c in firsts.values()][:NEAREST]
-        rounds = [(1, False), *((n, True) for n in range(1, depth) if self.layers)]  # what is quick for all, first
-        for deeper, layers in rounds:
-            for change in nearest if not layers else nearest[:FIRST]:
+        rounds = [(1, False, nearest[:4]), (1, True, nearest[:2]), (1, False, nearest[4:]), (1, True, nearest[2:FIRST])]
+        for deeper, layers, some in [*rounds, *((n, True, nearest[:FIRST]) for n in range(2, depth))]:
+            for change in some if self.layers or not layers else ():
                 made = change.on(model)
                 if made is None or self.late():
                     continue

@@ -1,13 +1,14 @@
 """Two mistakes at once, guessed from what each does alone.
 
-What two changes do to the logits of the first tokens is near the sum of what each does, with factors: of all pairs the
-right one stands among the first hundred as a rule (of 1e5 to 1e7), though neither may bring the logits nearer alone.
-Only a guess: each pair is then made, and held against the logits like any other idea.
+What two changes do to the logits of the first tokens is near the sum of what each does, with factors: of 1e5 to 1e7
+pairs the right one mostly stands among the first hundreds, though neither may bring the logits nearer alone. Only a
+guess: each pair is then made, and held against the logits like any other idea.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -19,7 +20,8 @@ from llamactl.verify.matching import Target
 from llamactl.verify.network import Network
 
 COLUMNS = 2048  # of the vocabulary
-TRIED, SOME = 200, 64  # pairs that are made; before single layers are looked at
+TRIED, SOME = 2000, 64  # pairs that are made; before single layers are looked at
+SHARE = 0.25  # of the time that is left, for making them
 FIRST = 8  # pairs that explain the first tokens, on which a third change is built
 NEARER = 0.9  # of the square of the distance: a change that leaves more brings the logits no nearer
 CHUNK = 256  # changes that are paired with all others at once
@@ -116,6 +118,7 @@ class Search(Protocol):
     """What pairs need of search.Search."""
 
     tried: int
+    deadline: float
 
     def late(self) -> bool: ...
 
@@ -128,8 +131,9 @@ class Search(Protocol):
 class Pairs:
     """The pairs of what `alone` holds, as it grows; none is made twice. whole: edits that take the whole text."""
 
-    def __init__(self, search: Search, net: Network, alone: Alone, ideas: Iterable[Hypothesis]) -> None:
+    def __init__(self, search: Search, net: Network, alone: Alone, ideas: Sequence[Hypothesis]) -> None:
         self.search, self.net, self.alone = search, net, alone
+        self.order = {h.text: n for n, h in enumerate(ideas)}
         self.whole = {h.text for h in ideas if h.whole}
         self.made: set[tuple[Change, Change]] = set()
 
@@ -162,8 +166,12 @@ class Pairs:
         found: list[list[Change]] = []
         part: list[list[Change]] = []
         net, target, n = self.net, self.alone.target, self.alone.n
+        now = time.monotonic()
+        until = now + SHARE * (self.search.deadline - now)
         for pair in self.alone.pairs(most):
-            if pair in self.made or self.search.late() or (found and not set(pair) & set(found[0])):
+            if self.search.late() or time.monotonic() > until:
+                break
+            if pair in self.made or (found and not set(pair) & set(found[0])):
                 continue
             self.made.add(pair)
             changes = list(pair)
@@ -175,4 +183,5 @@ class Pairs:
                 (found if enough else part).append(changes)
         shared = [[c for c in pair if c in found[0]] for pair in found[1:]]
         first = shared[0][0] if shared else found[0][0] if found else None
-        return [[first, *(c for c in pair if c != first)] for pair in found if first in pair], part
+        alike = [[first, *(c for c in pair if c != first)] for pair in found if first in pair]
+        return sorted(alike, key=lambda p: (self.order.get(p[1].text, len(self.order)), p[1].layer or 0)), part
