@@ -20,7 +20,7 @@ from llamactl.verify.fits import fitted, other_head
 from llamactl.verify.matching import Target
 from llamactl.verify.network import Network
 from llamactl.verify.sweep import swept
-from llamactl.verify.together import SOME, Alone, Pairs
+from llamactl.verify.together import SOME, Alone, Chains, Pairs
 
 _BLIND = ("attn.q.weight", "attn.k.weight")  # of no effect on the first token
 NEAREST, FIRST = 24, 8  # changes that are built upon where no two are enough; with single layers
@@ -45,16 +45,20 @@ class Search:
         self.stopped, self.tried = False, 0
         self.others: dict[str, torch.Tensor] = {}
 
-    def solve(self, model: Model, depth: int = 3, layers: bool | None = None, whole: bool = False
-              ) -> list[tuple[list[Change], list[Change]]]:
+    def solve(self, model: Model, depth: int = 3, layers: bool | None = None, whole: bool = False) -> Chains:
         """Chains of changes after which only arithmetic is left: [(the chain, others equal to its last)]; best first.
 
         layers: whether single layers are looked at, self.layers by default. whole: the model was changed so that its
         first logits depend on the rest of the text: nothing can be told from the first tokens alone.
         """
-        layers = not whole and (self.layers if layers is None else layers)
         net = Network(model, self.source, self.ids)
-        base = net.logits((), net.tokens)
+        try:
+            return self._solved(net, depth, not whole and (self.layers if layers is None else layers), whole)
+        finally:
+            self.tried += net.runs
+
+    def _solved(self, net: Network, depth: int, layers: bool, whole: bool) -> Chains:
+        model, base = net.model, net.logits((), net.tokens)
         if base is None:
             return []
         first = self._first_off(base)
@@ -89,7 +93,6 @@ class Search:
                 layered = [h for h in some if h.layered]
                 found = found or swept(net, self.target, layered, stages, seen=seen, late=self.late, few=few,
                                        alone=alone if some is quick else None)
-        self.tried += net.runs
         if found:
             return [([found[0]], found[1:])]
         if pairs is None or alone is None or self.late():
@@ -99,8 +102,7 @@ class Search:
                 alone.run(h, i)
         return (pairs.tried(depth) if layers else []) or self._stacked(model, alone, pairs.whole, depth)
 
-    def _stacked(self, model: Model, alone: Alone, whole: Collection[str], depth: int
-                 ) -> list[tuple[list[Change], list[Change]]]:
+    def _stacked(self, model: Model, alone: Alone, whole: Collection[str], depth: int) -> Chains:
         """Two or more changes: what explains the first tokens wholly, else what brings the logits nearest, comes first.
         """
         self.say("trying several changes together")

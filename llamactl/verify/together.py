@@ -117,15 +117,13 @@ Chains = list[tuple[list[Change], list[Change]]]
 class Search(Protocol):
     """What pairs need of search.Search."""
 
-    tried: int
     deadline: float
 
     def late(self) -> bool: ...
 
     def say(self, text: str) -> None: ...
 
-    def solve(self, model: Model, depth: int = 3, layers: bool | None = None, whole: bool = False
-              ) -> Chains: ...
+    def solve(self, model: Model, depth: int = 3, layers: bool | None = None, whole: bool = False) -> Chains: ...
 
 
 class Pairs:
@@ -146,9 +144,7 @@ class Pairs:
         if self.alone.enough():
             return []
         self.search.say("trying pairs of changes")
-        before = self.net.runs
         found, part = self._both(most)
-        self.search.tried += self.net.runs - before
         if found:
             return [(found[0], [pair[1] for pair in found[1:]])]
         for one, two in part[:FIRST] if depth > 2 else ():

@@ -115,4 +115,4 @@ def test_a_pair_is_made_once(at: Any) -> None:
         before = len(pairs.made)
         assert pairs.tried(2, most) == []
         assert len(pairs.made) == max(before, most)
-    assert search.tried == 50
+    assert a.net.runs >= 50
