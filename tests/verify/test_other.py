@@ -30,7 +30,7 @@ def test_another_vocabulary_is_told(at: Any) -> None:
     for theirs, size in ((torch.cat((a.ours, torch.zeros(N, 7)), 1), 104), (a.ours[:, :90], 90)):
         r = a.judge(theirs.clone())
         assert any(f"{size}" in x and "97" in x for x in r.limits), r.limits
-        assert r.verdict in ("same", "equal")
+        assert r.verdict == "same"  # what one side alone has was not compared, so they are not equal
         bad = theirs.clone()
         bad[5, 5] += 1
         assert a.judge(bad, replace(SETTING, explain=False)).verdict == "different"
