@@ -23,6 +23,12 @@ import pytest
 
 import llamactl
 
+_SPEC = importlib.util.spec_from_file_location("llamactl_tests_checkpoints", Path(__file__).with_name("checkpoints.py"))
+assert _SPEC is not None
+assert _SPEC.loader is not None
+sys.modules["llamactl_tests_checkpoints"] = importlib.util.module_from_spec(_SPEC)  # tests/ is no package
+_SPEC.loader.exec_module(sys.modules["llamactl_tests_checkpoints"])
+
 PACKAGE = Path(llamactl.__file__).resolve().parents[1]
 NOT_INHERITED = ("LLAMACTL_", "HF_", "HUGGING", "TRANSFORMERS_", "XDG_", "LC_", "PYTHON", "_LLAMACTL")
 COLOURS = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "CLICOLOR", "TERM", "COLUMNS", "LINES", "TTY_COMPATIBLE",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
 import os
@@ -19,11 +18,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-_SPEC = importlib.util.spec_from_file_location("llamactl_tests_checkpoints", Path(__file__).with_name("checkpoints.py"))
-assert _SPEC is not None
-assert _SPEC.loader is not None
-made: Any = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made)
+made: Any = sys.modules["llamactl_tests_checkpoints"]  # loaded by conftest.py
 
 FORMATS = ("plain", "table", "json", "csv", "md")
 MANIFEST = "llamactl-manifest.json"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
 import re
 import struct
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -15,11 +15,7 @@ from typing import Any
 
 import pytest
 
-_SPEC = importlib.util.spec_from_file_location("llamactl_tests_checkpoints", Path(__file__).with_name("checkpoints.py"))
-assert _SPEC is not None
-assert _SPEC.loader is not None
-made: Any = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made)
+made: Any = sys.modules["llamactl_tests_checkpoints"]  # loaded by conftest.py
 
 MANIFEST = "llamactl-manifest.json"
 UP = "model.layers.1.mlp.up_proj.weight"

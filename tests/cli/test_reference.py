@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
 import math
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_SPEC = importlib.util.spec_from_file_location("llamactl_tests_checkpoints", Path(__file__).with_name("checkpoints.py"))
-assert _SPEC is not None
-assert _SPEC.loader is not None
-made: Any = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made)
+made: Any = sys.modules["llamactl_tests_checkpoints"]  # loaded by conftest.py
 
 torch: Any = pytest.importorskip("torch")
 IDS = "1,5,9,3,7,2,8,4,6,1,5,9"
