@@ -112,9 +112,9 @@ def _whole(net: Network, target: Target, found: Blockwise, late: Callable[[], bo
         everywhere = [[Change(x) for x in t] for t in common if len(found.faulty) > 1 or net.model.n_layers == 1]
         everywhere.append([Change(x, i) for i in found.faulty for x in found.because[i][0]])
         if len(found.faulty) == 1:
-            (i,) = found.faulty
-            everywhere = [[Change(x, i) for x in t] for t in found.because[i]] + [
-                [Change(x) for x in t] for t in found.because[i]]
+            (i,) = found.faulty  # what is as true of all layers (an epsilon that shows in the first alone) is said so
+            everywhere = [[Change(x) for x in t] for t in found.because[i]] + [
+                [Change(x, i) for x in t] for t in found.because[i]]
     elif found.faulty:
         return [], []
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -24,10 +25,11 @@ N = 64
 class At:
     """One golden on one text: its logits, the stream after each layer, and verdicts on others."""
 
-    def __init__(self, networks: ModuleType, name: str, n: int = N) -> None:
+    def __init__(self, networks: ModuleType, name: str, n: int = N, factors: Mapping[str, float] | None = None) -> None:
+        """factors: of some tensors, by canonical name."""
         g = networks.golden(name)
         self.model: Model = g.model
-        self.source = networks.Held(g.tensors)
+        self.source = networks.Held({n: t * (factors or {}).get(n, 1.0) for n, t in g.tensors.items()})
         ids = torch.randint(1, 90, (n,), generator=torch.Generator().manual_seed(1)).tolist()
         self.ids, self.ours = run_here(self.model, self.source, ids)
         self.net = Network(self.model, self.source, self.ids)

@@ -82,24 +82,39 @@ def test_a_mistake_is_named_in_other_forms_too(form: str, at: Any) -> None:
 # ---- what flows through
 
 
-def test_saved_hidden_states_give_the_layer(at: Any) -> None:
-    a = at()
-    made = a.net.opened([Change("residual=none:mlp", 2)], N)
+def saved(a: Any, *changes: Change) -> Saved:
+    """Logits and hidden states of an edited network."""
+    made = a.net.opened(changes, N)
     x = made.embedded()
     hidden = {0: x[0]}
     for i in range(3):
         x = made.layer(i, x)
         hidden[i + 1] = x[0]
-    logits = made.head(x)[0]
-    saved = Saved(path="x", logits=logits, vocab=97, dtype="fp32", computed_in="fp32", hidden=hidden)
-    r = a.against(of_saved(saved, a.model, "logits", "x"))
+    return Saved(path="x", logits=made.head(x)[0], vocab=97, dtype="fp32", computed_in="fp32", hidden=hidden)
+
+
+def test_saved_hidden_states_give_the_layer(at: Any) -> None:
+    a = at()
+    states = saved(a, Change("residual=none:mlp", 2))
+    r = a.against(of_saved(states, a.model, "logits", "x"))
     assert r.verdict == "explained"
     assert [(e.edit, e.scope) for e in r.explanations] == [("residual=none:mlp", "layer 2")]
     assert (r.first_difference.where, r.first_difference.others) == ("layer 2", ())
     assert [x.layer for x in r.layers] == [0, 1, 2]
     assert r.layers[1].relative < 1e-4 < r.layers[2].relative
-    some = Saved(path="x", logits=logits, vocab=97, dtype="fp32", computed_in="fp32", hidden={2: hidden[2]})
+    some = replace(states, hidden={2: states.hidden[2]})
     assert of_saved(some, a.model, "logits", "x").flow() is None
+
+
+def test_what_shows_in_one_layer_and_is_as_true_of_all_is_said_of_all(networks: ModuleType) -> None:
+    """An epsilon beside a small embedding: after the first block the stream is far above it."""
+    a = sides.At(networks, "llama", factors={"embed.weight": 1e-2, "layers.0.mlp.down.weight": 1e4})
+    r = a.against(of_saved(saved(a, Change("norm_eps=1e-3")), a.model, "logits", "x"))
+    assert [(e.edit, e.scope) for e in r.explanations] == [("norm_eps=1e-3", "all layers")]
+    assert (r.first_difference.where, r.first_difference.others) == ("layer 0", ())
+    assert "norm_eps=1e-3 in layer 0" in r.explanations[0].equivalent
+    r = a.against(of_saved(saved(a, Change("activation=relu", 1)), a.model, "logits", "x"))
+    assert [(e.edit, e.scope) for e in r.explanations] == [("activation=relu", "layer 1")]
 
 
 def test_a_layer_that_is_not_there(at: Any, networks: ModuleType) -> None:

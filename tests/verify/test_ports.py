@@ -227,6 +227,14 @@ def test_a_mistake_is_named(name: str, way: str, judged: Callable[..., VerifyRep
         assert r.first_difference.others == ()
 
 
+def test_what_a_tensor_holds_is_said_rather_than_what_computes_the_same(judged: Callable[..., VerifyReport]) -> None:
+    """Scores of zero come of a scale of zero, of q and of k alike; the module shows that it is q."""
+    r = judged("llama", "module", lambda m: p.part(p.layers(m, 1)[0], "q").zero_())
+    (found,) = r.explanations
+    assert (found.edit, found.scope) == ("constant=zero:attn.q.weight", "layer 1")
+    assert "attn_scale=0.0 in layer 1" in found.equivalent
+
+
 @pytest.mark.parametrize("way", ["module", "logits"])
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_port_passes(name: str, way: str, judged: Callable[..., VerifyReport]) -> None:
