@@ -73,7 +73,8 @@ class Search:
         self.say("trying changes of the whole model")
         quick = [h for h in ideas if h.about.name not in ("layer_order", "weights")]
         rounded = [h for h in ideas if h.about.name == "weights" and (seen or h.value.endswith(_BLIND))]
-        found = self._singles(net, [*self._told(model, first), *quick], stages, seen=seen, alone=alone)
+        told = self._told(model, first)
+        found = self._singles(net, [*told, *quick], stages, seen=seen, alone=alone)
         if not found:  # slow to make, and like nothing else
             found = self._singles(net, rounded, stages, seen=seen)
         if not found:
@@ -89,7 +90,7 @@ class Search:
             return chains
         if not found and layers:
             self.say("trying each layer")
-            for some in (quick, rounded):
+            for some in (told, quick, rounded):
                 layered = [h for h in some if h.layered]
                 found = found or swept(net, self.target, layered, stages, seen=seen, late=self.late, few=few,
                                        alone=alone if some is quick else None)

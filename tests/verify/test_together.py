@@ -116,3 +116,8 @@ def test_a_pair_is_made_once(at: Any) -> None:
         assert pairs.tried(2, most) == []
         assert len(pairs.made) == max(before, most)
     assert a.net.runs >= 50
+
+
+def test_a_window_of_any_width_in_one_layer(at: Any) -> None:
+    """Its width is told by the first token that differs."""
+    assert chains(at(), Change("window=37", 1))[0] == {Change("window=37", 1)}
