@@ -32,6 +32,7 @@ def test_the_nearest_pair_stands_first() -> None:
 def test_what_would_have_to_be_turned_round_is_no_part() -> None:
     rows = list(noise(40, 60))
     assert (3, 17) not in nearest(rows, rows[3] - rows[17], 200)
+    assert (3, 17) not in nearest(rows, rows[17] - rows[3], 200)
     assert (3, 17) not in nearest(rows, rows[3] + 40 * rows[17], 200)
     assert (3, 3) not in nearest(rows, 2 * rows[3], 2000)
     twice = [*rows, 2 * rows[3]]
