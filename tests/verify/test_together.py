@@ -113,10 +113,13 @@ def test_a_pair_is_made_once(at: Any) -> None:
         alone.run(h)
     pairs = Pairs(search, a.net, alone, ideas)
     for most in (20, 50, 50):
-        before = len(pairs.made)
+        before, runs = len(pairs.made), a.net.runs
         assert pairs.tried(2, most) == []
         assert len(pairs.made) == max(before, most)
-    assert a.net.runs >= 50
+        assert (a.net.runs > runs) is (most > before)
+    alone.add(Change("activation=quick_gelu"), search.target.logits[:1, alone.columns])  # enough for the first token
+    assert pairs.tried(2, 100) == []
+    assert len(pairs.made) == 50
 
 
 def test_a_window_of_any_width_in_one_layer(at: Any) -> None:
