@@ -54,6 +54,16 @@ def test_what_does_nothing_is_not_kept(at: Any) -> None:
     assert alone.ranked()[0] == Change("activation=gelu")
 
 
+def test_what_takes_the_whole_text_is_run_on_it(at: Any) -> None:
+    a = at()
+    alone = Alone(a.net, Target(a.wrong(Change("activation=gelu")), a.limit), 2)
+    (idea,) = (h for h in hypotheses(a.model) if h.text == "mask=none")
+    for layer in (None, 1):
+        got = alone.run(idea, layer)
+        assert torch.equal(got, a.wrong(Change("mask=none", layer))[:2])
+        assert alone.shown[-1] == Change("mask=none", layer)
+
+
 def test_log_probabilities_are_held_against_log_probabilities(at: Any) -> None:
     a = at()
     wrong = a.wrong(Change("activation=gelu"), Change("norm_kind=layer"))
@@ -86,6 +96,7 @@ def chains(a: Any, *changes: Change, seconds: float = 100.0, layers: bool = True
     (Change("activation=gelu"), Change("norm_kind=layer")),  # both show at the first token
     (Change("rope_pairs=adjacent"), Change("attn_scale=1.0")),  # neither does
     (Change("mask=none"), Change("activation=quick_gelu")),  # the first shows only in the whole text
+    (Change("mask=none"), Change("rope_theta=100000")),  # and through it the second in the first token
     (Change("swapped=mlp.gate,mlp.up", 1), Change("norm_weight=all")),  # one of them in one layer
     (Change("swapped=mlp.gate,mlp.up", 0), Change("norms_swapped=attn,mlp", 1)),  # both
     pytest.param((Change("heads=attn.q:reversed", 0), Change("rope_direction=both", 1)), marks=pytest.mark.slow),
