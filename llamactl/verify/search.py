@@ -77,6 +77,8 @@ class Search:
         found = self._singles(net, [*told, *quick], stages, seen=seen, alone=alone)
         if not found:  # slow to make, and like nothing else
             found = self._singles(net, rounded, stages, seen=seen)
+        if not found and layers and told:
+            found = swept(net, self.target, told, stages, seen=seen, late=self.late, few=few)
         if not found:
             self.say("fitting numbers")
             found = [c for c in fitted(net, self.target, seen=seen, stages=stages, late=self.late)]
@@ -90,7 +92,7 @@ class Search:
             return chains
         if not found and layers:
             self.say("trying each layer")
-            for some in (told, quick, rounded):
+            for some in (quick, rounded):
                 layered = [h for h in some if h.layered]
                 found = found or swept(net, self.target, layered, stages, seen=seen, late=self.late, few=few,
                                        alone=alone if some is quick else None)
