@@ -144,6 +144,8 @@ def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[H
         singles = [[h.text] for h in ideas if [h.text] != told and holds([h.text], h.whole)]
         sure = told and not told[-1].startswith("another=")  # tensors of nobody may be those of another layer
         return [told, *singles] if sure and holds(told) else singles
+    if told and holds(told):
+        return [told]
     more = [[*t, h.text] for t in ([told] if told else unique) for h in ideas
             if h.text not in t and not late() and holds([*t, h.text], h.whole)]
     singles = more or [[t] for t in _others(net, i) if holds([t])]

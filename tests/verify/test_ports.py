@@ -33,8 +33,8 @@ _SPEC.loader.exec_module(p)
 
 TOKENS = 96
 SIDE = Side(label="the checkpoint", kind="checkpoint", ref="x")
-OFTEN = ("tiled-module", "swapped-module", "gate_up_2-module", "eps-module", "gpt2_o_1-module", "dropped-module",
-         "base-logits", "tiled-logits", "gelu-logits", "head_rows-logits")
+OFTEN = ("tiled-module", "swapped-module", "random_3-module", "gate_up_2-module", "eps-module", "gpt2_o_1-module",
+         "dropped-module", "base-logits", "tiled-logits", "gelu-logits", "head_rows-logits")
 
 
 @dataclass(frozen=True)
