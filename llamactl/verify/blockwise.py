@@ -148,9 +148,8 @@ def _because(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[H
         return [told]
     more = [[*t, h.text] for t in ([told] if told else unique) for h in ideas
             if h.text not in t and not late() and holds([*t, h.text], h.whole)]
-    singles = more or [[t] for t in _others(net, i) if holds([t])]
-    if singles or late():
-        return singles
+    if more or late():
+        return more
     fars: list[Callable[[str], float]] = [lambda t: _error(net, [Change(t, i)], i, x[:, :few], want[:, :few]),
                                           lambda t: _error(net, [Change(t, i)], i, x, want)]
     fits = fitted_block(net.model, fars, floor, lambda t: holds([t]), late)
@@ -197,12 +196,6 @@ def _known(net: Network, flow: Flow, i: int, out: Blockwise, ideas: Sequence[Hyp
     unique = dict.fromkeys(tuple(t) for found in out.because.values() for t in found)
     late = {h.text for h in ideas if h.whole}
     return [list(t) for t in unique if _holds(net, flow, i, out.floors[i], t, any(x in late for x in t))]
-
-
-def _others(net: Network, i: int) -> list[str]:
-    """The tensors of layer i that the other side is known to have another of: each, and all of them last."""
-    names = [n.removeprefix(f"layers.{i}.") for n in net.others if n.startswith(f"layers.{i}.")]
-    return [f"another={n}" for n in names] + ([f"another={','.join(names)}"] if len(names) > 1 else [])
 
 
 def _ends(net: Network, flow: Flow, limit: float, ideas: Sequence[Hypothesis], out: Blockwise) -> None:
