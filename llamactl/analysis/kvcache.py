@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from llamactl.analysis.dtypes import silent, unknown_dtype, weights, weights_dtype
+from llamactl.analysis.dtypes import named, silent, unknown_dtype, weights, weights_dtype
 from llamactl.analysis.engines import ENGINES, Engine
 from llamactl.analysis.layers import Ranges, ranges
 from llamactl.errors import UsageError
@@ -177,6 +177,39 @@ def cost_of(model: Model, dtype: DType, tp: int = 1) -> tuple[Callable[[int, int
     if state and tp > 1:
         raise UsageError("tp", STATE_TP)
     return cost, weights_dtype(model, None)[0].bytes(state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """A group of layers as the numbers its cost is made of: bytes[dtype] x batch x min(ctx, window) in all its layers.
+
+    full_bytes: the same if every query head kept its own K and V. padded: dtypes whose blocks a row does not fill.
+    """
+
+    kind: str
+    layers: int
+    layer_ranges: Ranges
+    window: int | None
+    heads: int
+    k_dim: int
+    v_dim: int
+    elements: int
+    bytes: dict[str, int]
+    full_bytes: dict[str, int]
+    padded: tuple[str, ...]
+
+
+def coefficients(model: Model) -> tuple[Coefficients, ...]:
+    """What `kv_cache` multiplies at every context, for each dtype that the architecture's definition has."""
+    e = find_engine("arch")
+    dtypes = [named(name) for name in e.dtypes]
+    return tuple(
+        Coefficients(kind=c.kind, layers=g.layers, layer_ranges=g.where, window=c.window, heads=c.heads, k_dim=c.k_dim,
+                     v_dim=c.v_dim, elements=g.layers * c.elements,
+                     bytes={d.name: g.layers * token_bytes(c, d, d) for d in dtypes},
+                     full_bytes={d.name: g.layers * token_bytes(c.expand(), d, d) for d in dtypes},
+                     padded=tuple(d.name for d in dtypes if _notes((g,), d, d)))
+        for g in _groups(model, e, 1, False) for c in (g.cache,))
 
 
 def token_bytes(cache: Cache, k: DType, v: DType) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from html import escape
 
 from llamactl.errors import printable
@@ -48,7 +50,7 @@ ul { padding-left: 1.25rem; margin: .25rem 0; }
 @media (max-width: 34rem) { tbody th { width: auto; display: block; border-bottom: 0; padding-bottom: 0; }
   .wide tbody th { display: table-cell; } tbody td { display: block; } .wide tbody td { display: table-cell; } }
 """
-# Nothing is fetched and nothing runs, whatever a report holds.
+# Nothing is fetched and nothing runs, whatever a report holds; of scripts, the page's own alone.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
@@ -62,13 +64,22 @@ def _no_character(code: int) -> bool:
     return code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
 
 
-def page(title: str, body: str) -> str:
-    """A whole HTML document. title: text; body: HTML that stands in <main>."""
+def page(title: str, body: str, *, css: str = "", data: str = "", script: str = "") -> str:
+    """A whole HTML document. title: text; body: HTML that stands in <main>.
+
+    css: after the theme's. script: the one program that may run, which finds `data` (JSON) in the element #data.
+    """
+    policy = _POLICY
+    ends = ""
+    if script:
+        digest = b64encode(sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
+        ends = f"<script type=\"application/json\" id=\"data\">{data}</script>\n<script>{script}</script>\n"
     return ("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-            f"<meta http-equiv=\"Content-Security-Policy\" content=\"{_POLICY}\">\n"
+            f"<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n"
             "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-            f"<title>{text(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n"
-            "</html>\n")
+            f"<title>{text(title)}</title>\n<style>{CSS}{css}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n{ends}"
+            "</body>\n</html>\n")
 
 
 def section(title: str, body: str) -> str:

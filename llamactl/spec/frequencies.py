@@ -100,6 +100,8 @@ def llama3_share(frequency: float, s: RopeScaling) -> float:
     """1 for a pair that is left alone, 0 for one slowed by the whole factor, between them for the blended ones."""
     trained, low, high = s.original or 1, s.low_freq_factor or 1.0, s.high_freq_factor or 4.0
     turns = trained * frequency / (2 * math.pi)
+    if high == low:  # nothing is blended (Llama 4)
+        return float(turns >= low)
     return min(1.0, max(0.0, (turns - low) / (high - low)))
 
 

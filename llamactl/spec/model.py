@@ -167,7 +167,14 @@ class Model:
 
     def distinct_layers(self) -> list[tuple[Layer, int]]:
         """Each different layer once, with how often it stands in the stack; by first appearance."""
-        return list(Counter(self.layers).items())
+        times = Counter(map(id, self.layers))  # most layers are one object, and a layer's hash walks the whole of it
+        objects = {id(x): x for x in self.layers}
+        if len(objects) == 1:
+            return [(self.layers[0], self.n_layers)]
+        found: Counter[Layer] = Counter()
+        for key, layer in objects.items():
+            found[layer] += times[key]
+        return list(found.items())
 
     def outer_leaves(self) -> Iterator[Leaf]:
         """Leaves outside the blocks: embeddings, final norm, head, sections."""

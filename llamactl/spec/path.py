@@ -9,7 +9,10 @@ from llamactl.errors import UsageError
 from llamactl.spec.edits import apply
 from llamactl.spec.features import diff, features
 from llamactl.spec.model import Layer, Model
-from llamactl.spec.parts import MLP, Attention, LearnedPositions, Norm, SinusoidalPositions
+from llamactl.spec.parts import MLP, Attention, LearnedPositions, MoE, Norm, SinusoidalPositions
+
+
+Wanted = Iterator[tuple[str, tuple[str, ...]]]  # titles and the edits behind them
 
 
 class Step(NamedTuple):
@@ -44,23 +47,19 @@ def path(a: Model, b: Model) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _wanted(a: Model, b: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _wanted(a: Model, b: Model) -> Wanted:
     """Titles and edits in the order the lineage went: positions, norm, feed-forward, attention, biases, head, sizes."""
     x, y = b.layers[0], a.layers[0]
-    yield from _positions(b)
-    some = _norm(x)
-    if some is not None and some != _norm(y):
-        yield ("LayerNorm" if some.kind == "layer" else "RMSNorm"), (f"norm={some.kind}",)
-    if isinstance(x.mlp, MLP) and isinstance(y.mlp, MLP):
-        yield "gate and activation", (f"gate={str(x.mlp.gated).lower()}", f"activation={x.mlp.activation}")
+    yield from positions(b)
+    yield from norms(a, b)
+    yield from gate(a, b)
     if isinstance(x.attn, Attention) and isinstance(y.attn, Attention):
         shared = x.attn.n_heads // x.attn.n_kv_heads
         if y.attn.n_heads % shared == 0:
             yield f"{shared} query heads to a KV head", (f"n_kv_heads={y.attn.n_heads // shared}",)
-    if isinstance(x.mlp, MLP) and isinstance(x.attn, Attention) and x.mlp.bias == x.attn.qkv_bias == x.attn.o_bias:
-        yield "biases", (f"biases={str(x.mlp.bias).lower()}",)
-    yield ("tied head" if b.tied else "untied head"), (f"tie={str(b.tied).lower()}",)
-    yield "dropout", (f"dropout={b.dropout:g}",)
+    yield from biases(b)
+    yield from head(b)
+    yield from dropout(b)
     if isinstance(x.attn, Attention):
         at = x.attn
         yield "width and heads", (f"hidden={b.hidden}", "n_kv_heads=1", f"n_heads={at.n_heads}",
@@ -71,14 +70,42 @@ def _wanted(a: Model, b: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "vocabulary", (f"vocab={b.embed.vocab}",)
     if b.context.usable:
         yield "context", (f"context={b.context.usable}",)
-        yield from _positions(b)  # a learned table could not be made where the first model names no context
+        yield from positions(b)  # a learned table could not be made where the first model names no context
 
 
-def _norm(layer: Layer) -> Norm | None:
-    return layer.attn_norm or layer.attn_post_norm
+def norms(a: Model, b: Model) -> Wanted:
+    """b's kind of norm, where a has another."""
+    some = _norm(b.layers[0])
+    if some is not None and some != _norm(a.layers[0]):
+        yield ("LayerNorm" if some.kind == "layer" else "RMSNorm"), (f"norm={some.kind}",)
 
 
-def _positions(b: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
+def gate(a: Model, b: Model) -> Wanted:
+    """b's gate and activation; of its experts, where it has those."""
+    x = _feed_forward(b.layers[-1])
+    if x is not None and _feed_forward(a.layers[-1]) is not None:
+        yield "gate and activation", (f"gate={str(x.gated).lower()}", f"activation={x.activation}")
+
+
+def biases(b: Model) -> Wanted:
+    """b's biases, where its attention and feed-forward agree on having them."""
+    at, ff = b.layers[-1].attn, _feed_forward(b.layers[-1])
+    if ff is not None and isinstance(at, Attention) and ff.bias == at.qkv_bias == at.o_bias:
+        yield "biases", (f"biases={str(ff.bias).lower()}",)
+
+
+def head(b: Model) -> Wanted:
+    """Whether the head is the embedding, as in b."""
+    yield ("tied head" if b.tied else "untied head"), (f"tie={str(b.tied).lower()}",)
+
+
+def dropout(b: Model) -> Wanted:
+    """b's dropout."""
+    yield "dropout", (f"dropout={b.dropout:g}",)
+
+
+def positions(b: Model) -> Wanted:
+    """How positions enter b."""
     first = b.layers[0].attn
     if isinstance(b.positions, LearnedPositions):
         yield "learned positions", ("positions=learned",)
@@ -88,3 +115,12 @@ def _positions(b: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield f"RoPE, base {first.rope.theta:,.10g}", ("positions=rope", f"rope_theta={first.rope.theta!r}")
     elif isinstance(first, Attention) and first.alibi:
         yield "ALiBi", ("positions=alibi",)
+
+
+def _feed_forward(layer: Layer) -> MLP | None:
+    """The dense feed-forward, or one expert of a mixture."""
+    return layer.mlp.expert if isinstance(layer.mlp, MoE) else layer.mlp
+
+
+def _norm(layer: Layer) -> Norm | None:
+    return layer.attn_norm or layer.attn_post_norm

@@ -1,0 +1,98 @@
+// The two blocks, part by part in the order a token meets them.
+
+function kinds(key, part) {
+  const [title, formula, words] = data.texts[part.kind];
+  const place = { attn_norm: "before attention", attn_post_norm: "after attention", mlp_norm: "before feed-forward",
+    mlp_post_norm: "after feed-forward", norm: "at the end", embed_norm: "on the embedding" }[key];
+  return { title: place ? `${title} ${place}` : title, name: title, formula, words };
+}
+
+// "" for a part that both have alike, "size" where only its numbers differ, "kind" where it is another thing.
+function changed(key, mine, other) {
+  const a = mine[key], b = other[key];
+  if (!a || !b) return "kind";
+  if (a.kind !== b.kind) return "kind";
+  return a.words !== b.words || a.params !== b.params ? "size" : "";
+}
+
+function partButton(key, mine, other, column) {
+  const part = mine[key];
+  const { name } = kinds(key, part);
+  const mark = other ? changed(key, mine, other) : "";
+  const said = { kind: "another kind", size: "another size", "": "" }[mark];
+  return node("button", { type: "button", class: `part ${mark}`, "data-part": key, "data-column": column, "data-focus": `${column}/${key}`,
+    "aria-pressed": state.part === key ? "true" : "false", onclick: () => { state.part = key; draw(); } },
+  node("strong", {}, name), said ? node("em", {}, said) : null, node("span", {}, part.words));
+}
+
+function sum(words) {
+  return node("div", { class: "sum", role: "img", "aria-label": words }, "+");
+}
+
+function branch(keysOf, mine, other, column, afterSum) {
+  const inside = keysOf.filter((k) => mine[k] && !(afterSum && k.endsWith("post_norm")));
+  const after = keysOf.filter((k) => mine[k] && afterSum && k.endsWith("post_norm"));
+  const button = (k) => partButton(k, mine, other, column);
+  return [node("div", { class: "branch" }, ...inside.map(button)), sum("added to the stream"), ...after.map(button)];
+}
+
+function column(which, place, otherPlace) {
+  const mine = parts(place), other = otherPlace ? parts(otherPlace) : null, f = form(place);
+  const button = (k) => partButton(k, mine, other, which);
+  const has = (list) => list.filter((k) => mine[k]);
+  const first = ["attn_norm", "rotation", "attn", "attn_post_norm"];
+  const second = ["mlp_norm", "mlp", "mlp_post_norm"];
+  const block = f.parallel
+    ? [node("div", { class: "branch two" }, node("div", {}, ...has(first).map(button)),
+      node("div", {}, ...has(second).map(button))), sum("both added to the stream")]
+    : [...branch(first, mine, other, which, f.after_sum), ...branch(second, mine, other, which, f.after_sum)];
+  return node("div", { class: "column", "data-column": which, role: "group",
+    "aria-label": `The block of ${columnName(which)}` },
+  node("h3", {}, columnName(which)),
+  node("div", { class: "flow" },
+    ...has(["embed"]).map(button), ...(mine.pos_embed ? [sum("positions are added"), button("pos_embed")] : []),
+    ...has(["embed_norm"]).map(button),
+    node("div", { class: "block" }, node("p", { class: "times" }, `${f.layers} x`,
+      f.uniform ? "" : " (blocks differ; the most common is drawn)"), ...block),
+    ...has(["norm", "head", "other"]).map(button)));
+}
+
+function showBlocks() {
+  const made = twoModels
+    ? [column("start", startPlace, state.place), column("now", state.place, startPlace)]
+    : [column("now", state.place, null)];
+  put("blocks", ...made);
+  showPart();
+}
+
+// The explanation of the part that was chosen, beside the same place in the other block.
+function showPart() {
+  const sides = twoModels ? [["start", startPlace], ["now", state.place]] : [["now", state.place]];
+  const found = sides.map(([which, place]) => [which, place, parts(place)[state.part]]);
+  put("part", ...found.map(([which, place, part]) => {
+    const heading = node("h3", {}, columnName(which), ": ",
+      part ? kinds(state.part, part).title : "nothing stands here");
+    if (!part) return node("div", { class: "explained", "data-column": which }, heading);
+    const { formula, words } = kinds(state.part, part);
+    return node("div", { class: "explained", "data-column": which }, heading,
+      formula ? node("p", {}, node("code", {}, formula)) : null,
+      node("p", {}, words), node("p", {}, part.words), node("ul", {}, ...costs(part, place).map((l) =>
+        node("li", {}, l))));
+  }));
+}
+
+function costs(part, place) {
+  const total = count(place, "total");
+  const out = [...part.lines];
+  if (part.each !== null && part.params) {
+    out.push(`parameters: ${number(part.each)} a block, ${number(part.params)} in all ${form(place).layers}`);
+  } else {
+    out.push(`parameters: ${number(part.params)}`);
+  }
+  out.push(`${percent(part.params / total)} of the whole model`);
+  if (state.part === "attn") {
+    const bytes = cacheBytes(place, state.ctx, state.batch, state.kv);
+    out.push(`cache at ${tokens(state.ctx)} tokens: ${number(bytes)} B, ${scaled(bytes)}`);
+  }
+  return out;
+}

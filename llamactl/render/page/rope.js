@@ -1,0 +1,210 @@
+// Rotary positions: one pair seen turning, and the wavelengths of all of them.
+
+function wayName(way) {
+  const scheme = way.method || "as configured";
+  return way.target === null ? scheme : `${scheme}, at ${tokens(way.target)} tokens`;
+}
+
+function turning() {
+  return turnings[state.turn].turning;
+}
+
+function makeRope() {
+  byId("rope-body").hidden = turnings.length === 0;
+  put("rope-none", ...(turnings.length ? silentEnds() : [`Nothing is rotated in ${data.start.id}${
+    twoModels ? ` or ${data.goal.id}` : ""}: positions enter another way.`]));
+  if (!turnings.length) return;
+  put("turn", ...turnings.map((t, i) => node("option", { value: i }, `${t.id}${t.of > 1
+    ? `, ${t.turning.layers} layers` : ""}: base ${number(t.turning.theta)}`)));
+  byId("turn").addEventListener("change", () => {
+    state.turn = Number(byId("turn").value);
+    state.way = 0;
+    state.pair = Math.min(state.pair, turning().plain.length - 1);
+    draw();
+  });
+  byId("way").addEventListener("change", () => { state.way = Number(byId("way").value); draw(); });
+  for (const id of ["pair", "q", "k", "shift"]) {
+    slid(id, () => { state[id] = Number(byId(id).value); });
+  }
+  typed("q-exact", MOST_CTX, (n) => { state.q = n; });
+  typed("k-exact", MOST_CTX, (n) => { state.k = n; });
+  typed("shift-exact", MOST_CTX, (n) => { state.shift = n; });
+  dragged(byId("score"));
+  picked(byId("waves"));
+}
+
+function silentEnds() {
+  const silent = [data.start, ...(twoModels ? [data.goal] : [])].filter((e) => !e.rotations.length);
+  return silent.map((e) => `${e.id} turns nothing: its positions are added at the input, so that no shift of both `
+    + "leaves a score as it was.");
+}
+
+// The angle of a position for the pair in view, in radians.
+function angle(position) {
+  return position * frequency();
+}
+
+function frequency() {
+  return turning().ways[state.way].frequencies[state.pair];
+}
+
+// q and k of this pair, both (1, 0) before they are turned: their product is the pair's share of the score.
+function share(q, k) {
+  const m = angle(q), n = angle(k);
+  return Math.cos(m) * Math.cos(n) + Math.sin(m) * Math.sin(n);
+}
+
+function showRope() {
+  if (!turnings.length) return;
+  const t = turning(), way = t.ways[state.way];
+  byId("turn").value = state.turn;
+  if (byId("way").dataset.turn !== String(state.turn)) {
+    put("way", ...t.ways.map((w, i) => node("option", { value: i }, wayName(w))));
+    byId("way").dataset.turn = state.turn;
+  }
+  byId("way").value = state.way;
+  byId("pair").max = t.plain.length - 1;
+  byId("pair").value = state.pair;
+  const most = span();
+  for (const id of ["q", "k", "shift"]) {
+    byId(id).max = id === "shift" ? Math.max(t.trained ?? 8192, state.shift) : most;
+    byId(id).value = state[id];
+    byId(`${id}-exact`).value = state[id];
+  }
+  const q = state.q + state.shift, k = state.k + state.shift;
+  const f = frequency(), s = share(q, k);
+  put("rope-numbers", table(["", `pair ${state.pair}`], [
+    row("Share of the score", exact(s, s.toFixed(6), "share", "rope")),
+    row("Query, key", exact("", `${number(q)}, ${number(k)}`, "positions", "rope")),
+    row("Distance", exact(q - k, number(q - k), "distance", "rope")),
+    row("Angle between them", exact(angle(q) - angle(k), `${(angle(q) - angle(k)).toFixed(4)} rad`, "angle", "rope")),
+    row("Positions a turn", exact((2 * Math.PI) / f, ((2 * Math.PI) / f).toFixed(4), "wavelength", "rope")),
+    row("Frequency", exact(f, `${f.toExponential(6)} rad`, "frequency", "rope")),
+    row("Under this scheme", exact(way.kinds[state.pair], { u: "untouched", b: "blended", s: "slowed" }[
+      way.kinds[state.pair]] + (way.unseen[state.pair] === "1" ? ", meets angles it was not trained on" : ""),
+    "kind", "rope")),
+    row("Pairs that meet unseen angles", exact([...way.unseen].filter((u) => u === "1").length,
+      `${[...way.unseen].filter((u) => u === "1").length} of ${way.unseen.length}`, "unseen", "rope")),
+  ]));
+  showDial(q, k);
+  showScore();
+  showWaves();
+}
+
+// The picture's width in positions: enough for both, at least eight turns of the pair or 32 positions.
+function span() {
+  return Math.max(32, state.q, state.k, Math.min(4096, Math.ceil((8 * 2 * Math.PI) / frequency())));
+}
+
+function showDial(q, k) {
+  const c = 110, r = 88;
+  const arrow = (a, kind, name) => {
+    const x = c + r * Math.cos(a), y = c - r * Math.sin(a);
+    return [line(c, c, x, y, kind), drawn("circle", { cx: x, cy: y, r: 5, class: kind }),
+      label(c + (r + 12) * Math.cos(a), c - (r + 12) * Math.sin(a) + 4, name, { "text-anchor": "middle" })];
+  };
+  const said = `q at position ${number(q)} and k at position ${number(k)}, turned as pair ${state.pair} turns them; the `
+    + `cosine of the angle between them is ${share(q, k).toFixed(6)}.`;
+  put("dial", drawn("svg", { viewBox: "0 0 220 220", role: "img", "aria-label": said },
+    drawn("circle", { cx: c, cy: c, r, class: "ring" }), ...arrow(angle(q), "query", "q"), ...arrow(angle(k), "key", "k")));
+}
+
+function showScore() {
+  const most = span(), mid = (TOP + H - BOTTOM) / 2, high = (H - TOP - BOTTOM) / 2 - 8;
+  const x = (p) => LEFT + (W - LEFT - RIGHT) * (p / most);
+  const y = (v) => mid - high * v;
+  const points = [];
+  const steps = 480;
+  for (let i = 0; i <= steps; i += 1) {
+    const p = (most * i) / steps;
+    points.push(`${x(p).toFixed(2)},${y(share(state.q, p)).toFixed(2)}`);
+  }
+  const q = state.q, k = state.k;
+  const parts_ = [-1, 0, 1].flatMap((v) => [line(LEFT, y(v), W - RIGHT, y(v), "axis"),
+    label(LEFT - 6, y(v) + 4, String(v), { "text-anchor": "end" })]);
+  for (let i = 0; i <= 4; i += 1) {
+    const p = Math.round((most * i) / 4);
+    parts_.push(label(x(p), H - BOTTOM + 16, number(p + state.shift), { "text-anchor": i === 4 ? "end" : "middle" }));
+  }
+  parts_.push(drawn("polyline", { points: points.join(" "), class: "line" }),
+    line(x(q), TOP, x(q), H - BOTTOM, "query"), label(x(q) + 4, TOP + 10, "q"),
+    line(x(k), TOP, x(k), H - BOTTOM, "key"),
+    drawn("circle", { cx: x(k), cy: y(share(q, k)), r: 8, class: "key handle" }), label(x(k) + 10, y(share(q, k)) - 8, "k"),
+    label((LEFT + W) / 2, H - 6, "position of the key", { "text-anchor": "middle" }));
+  put("score", svg("score", "One pair's share of the score against the key's position",
+    `The query stands at ${number(q + state.shift)}; the key at ${number(k + state.shift)} gives ${share(q, k).toFixed(6)}.`,
+    parts_));
+}
+
+// Where a pointer is in a picture, as a fraction of the plotted width.
+function across(event, figure) {
+  const box = figure.querySelector("svg").getBoundingClientRect();
+  const x = ((event.clientX - box.left) / box.width) * W;
+  return Math.min(1, Math.max(0, (x - LEFT) / (W - LEFT - RIGHT)));
+}
+
+function dragged(figure) {
+  const most = () => Number(byId("k").max);
+  let width = null;
+  figure.addEventListener("pointerdown", (e) => {
+    width = most();
+    figure.setPointerCapture(e.pointerId);
+    state.k = Math.round(across(e, figure) * width);
+    draw();
+  });
+  figure.addEventListener("pointermove", (e) => {
+    if (width === null) return;
+    state.k = Math.round(across(e, figure) * width);
+    draw();
+  });
+  for (const end of ["pointerup", "pointercancel"]) figure.addEventListener(end, () => { width = null; });
+}
+
+function picked(figure) {
+  figure.addEventListener("click", (e) => {
+    state.pair = Math.round(across(e, figure) * (turning().plain.length - 1));
+    draw();
+  });
+}
+
+function showWaves() {
+  const t = turning(), way = t.ways[state.way];
+  const before = t.plain.map((f) => (2 * Math.PI) / f), after = way.frequencies.map((f) => (2 * Math.PI) / f);
+  const marks = [[t.trained, "trained"], [way.target ?? t.usable, way.target ? "target" : "usable"]].filter(([c]) => c)
+    .filter(([c], i, all) => i === 0 || c !== all[0][0]);
+  const finite = [...before, ...after].filter(Number.isFinite);
+  const most = Math.log10(Math.max(...finite, ...marks.map(([c]) => c))) + 0.2;
+  const x = (j) => LEFT + (W - LEFT - RIGHT) * (j / Math.max(1, before.length - 1));
+  const y = (v) => H - BOTTOM - (H - TOP - BOTTOM) * (Math.log10(Math.max(1, v)) / most);
+  const out = [];
+  for (let p = 0; p <= most; p += 1) {
+    out.push(line(LEFT, y(10 ** p), W - RIGHT, y(10 ** p), "axis"),
+      label(LEFT - 6, y(10 ** p) + 4, `1e${p}`, { "text-anchor": "end" }));
+  }
+  for (const [c, word] of marks) {
+    out.push(line(LEFT, y(c), W - RIGHT, y(c), "limit"),
+      label(LEFT + 6, y(c) - 4, `${word} ${number(c)}`, { class: "limit-text" }));
+  }
+  const path = (values) => values.map((v, j) => (Number.isFinite(v) ? `${x(j).toFixed(2)},${y(v).toFixed(2)}` : null))
+    .filter(Boolean).join(" ");
+  out.push(drawn("polyline", { points: path(before), class: "dashed" }),
+    drawn("polyline", { points: path(after), class: "line" }));
+  after.forEach((v, j) => {
+    if (way.unseen[j] === "1") out.push(drawn("path", { d: `M${x(j) - 4},${y(v) - 4}l8,8m0,-8l-8,8`, class: "unseen" }));
+  });
+  out.push(drawn("circle", { cx: x(state.pair), cy: y(after[state.pair]), r: 6, class: "key handle" }));
+  for (let i = 0; i <= 4; i += 1) {
+    const j = Math.round(((before.length - 1) * i) / 4);
+    out.push(label(x(j), H - BOTTOM + 16, String(j), { "text-anchor": "middle" }));
+  }
+  out.push(label((LEFT + W) / 2, H - 6, "pair", { "text-anchor": "middle" }));
+  const kinds_ = (letter) => [...way.kinds].filter((c) => c === letter).length;
+  const said = `Positions a turn of ${before.length} pairs, dashed as trained, solid ${wayName(way)}: ${kinds_("u")} `
+    + `untouched, ${kinds_("b")} blended, ${kinds_("s")} slowed. Crosses: pairs that meet angles they were not trained on.`;
+  put("waves", svg("waves", "Wavelengths of all pairs", said, out));
+  put("waves-said", said);
+  put("waves-table", table(["pair", "unstretched", "stretched", "kind"], before.map((v, j) => row(String(j),
+    exact(v, v.toFixed(4), "before", j), exact(after[j], after[j].toFixed(4), "after", j),
+    exact(way.kinds[j], { u: "untouched", b: "blended", s: "slowed" }[way.kinds[j]]
+      + (way.unseen[j] === "1" ? ", unseen" : ""), "kind", j)))));
+}
