@@ -20,7 +20,7 @@ from llamactl.analysis.rotations import Turning, turnings
 from llamactl.spec.edits import apply
 from llamactl.spec.features import diff, features
 from llamactl.spec.model import Model
-from llamactl.spec.switches import Choices, between, share_of, shares, with_share
+from llamactl.spec.switches import SIZE, Choices, between, share_of, shares, with_share
 
 SHARE = "share"  # the control that says how many query heads share a KV head
 WEIGHTS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
@@ -101,7 +101,7 @@ class ExploreReport:
     """What a page of `llamactl explore` is made from. dtypes: name -> (elements of a block, its bytes).
 
     worlds: the way from `start` by edits and, where edits do not lead all the way, the goal itself. rest: what then is
-    different still. definition: of the cache.
+    different still. states: models that were costed for it. definition: of the cache.
     """
 
     start: End
@@ -109,6 +109,7 @@ class ExploreReport:
     switches: tuple[SwitchWords, ...]
     rest: tuple[tuple[str, str, str], ...]
     worlds: tuple[World, ...]
+    states: int
     dtypes: dict[str, tuple[int, int]]
     cache_dtypes: tuple[str, ...]
     definition: str
@@ -116,6 +117,27 @@ class ExploreReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageReport:
+    """What `llamactl explore` says of the page it made. path, url: where it is; None if not written, not served.
+
+    switches: key and title. states: models that were costed for it. rest: (feature, before, after) that no switch makes.
+    """
+
+    start: str
+    goal: str | None
+    path: str | None
+    url: str | None
+    page_bytes: int
+    states: int
+    switches: tuple[tuple[str, str], ...]
+    rest: tuple[tuple[str, str, str], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the names that schema 1 fixes."""
         return asdict(self)
 
 
@@ -145,7 +167,7 @@ def explore(a: Model, b: Model | None, *, start: str, goal: str | None = None) -
         start=_end(a, start), goal=_end(b, str(goal)) if b is not None else None, switches=told,
         rest=() if b is None or reached else tuple((c.name, c.before, c.after) for c in diff(last, b)) or (
             ("counts", f"{last.total():,}", f"{b.total():,}"),),
-        worlds=tuple(worlds), dtypes={n: (d.block, d.block_bytes) for n in (*WEIGHTS, *ENGINES["arch"].dtypes)
+        worlds=tuple(worlds), states=sum(map(len, sets)), dtypes={n: (d.block, d.block_bytes) for n in (*WEIGHTS, *ENGINES["arch"].dtypes)
                                       for d in (named(n),)},
         cache_dtypes=ENGINES["arch"].dtypes, definition=ENGINES["arch"].definition,
         proofs=tuple(p for n, found in enumerate(sets) for p in _proofs(n, found)))
@@ -208,7 +230,8 @@ def _world(states: Mapping[_State, Model], reference: str, keys: tuple[str, ...]
         parts=tables([o.parts for o in forms]), form=table(replace(o, parts={}) for o in forms),
         cache=table(coefficients(m) for m in models),
         state_bytes=table(kv_cache(m, 1).at[0].state_bytes for m in models),
-        shares=table(sharing(s.on) for s in states))
+        # not by SHARE itself, which may stand for the size where no sharing is possible at both
+        shares=_table(keys, {key[:-1]: sharing(s.on) for key, s in zip(at, states, strict=True)}))
 
 
 def _ordered(said: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -245,8 +268,10 @@ def _table(by: tuple[str, ...], rows: Mapping[tuple[str, ...], Any]) -> Table:
 
 
 def _words(a: Model, choices: Choices, key: str, title: str) -> SwitchWords:
+    """What a switch changes; a size also changes the numbers inside other features, which are not told again."""
     one = choices.model({key}, share_of(a))
-    return SwitchWords(key=key, title=title, changes=tuple((c.name, c.before, c.after) for c in diff(a, one)))
+    return SwitchWords(key=key, title=title, changes=tuple(
+        (c.name, c.before, c.after) for c in diff(a, one) if key != SIZE or c.name in ("layers", "hidden", "context")))
 
 
 def _end(model: Model, name: str) -> End:

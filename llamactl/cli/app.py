@@ -25,6 +25,8 @@ COMMANDS = {
             "if not."),
     "compare": ("llamactl.cli.compare", "Put models side by side and tell their difference as edits."),
     "evolve": ("llamactl.cli.evolve", "Walk from one model to another, one edit at a time, costing each step."),
+    "explore": ("llamactl.cli.explore", "Make a page to play with: a model, or the way from one to another, with every "
+                "number exact."),
     "rope": ("llamactl.cli.rope", "Read the rotary positions: every pair's frequency, wavelength and turns, before and "
              "after stretching."),
     "check": ("llamactl.cli.check", "Hold models to a budget: exact, max and min values of what they are and cost."),

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
-from llamactl.analysis.explore import WEIGHTS, ExploreReport
+from llamactl.analysis.explore import WEIGHTS, ExploreReport, PageReport
 from llamactl.render.document import Column, Document, Facts, Table
 from llamactl.render.parts import PARTS
 from llamactl.render.theme import page as themed
@@ -16,6 +16,20 @@ from llamactl.render.theme import text
 from llamactl.render.units import count, size
 
 SCRIPTS = ("tables", "state", "words", "controls", "numbers", "blocks", "charts", "rope", "main")
+
+
+def view(reports: Sequence[PageReport], **_: Any) -> Document:
+    """Where the page is and what it holds."""
+    (r,) = reports
+    where = r.path or r.url or ""
+    facts = [("models", " and ".join(x for x in (r.start, r.goal) if x)), *([("page", r.path)] if r.path else []),
+             ("size", size(r.page_bytes)), ("costed", f"{count(r.states)} models"),
+             *([("switches", "; ".join(title for _, title in r.switches))] if r.switches else []),
+             *(("no edit makes", f"{name}: {before} -> {after}") for name, before, after in r.rest),
+             *([("served at", r.url)] if r.url else [])]
+    columns = tuple(Column(n) for n in ("start", "goal", "path", "url", "page_bytes", "states"))
+    row = (r.start, r.goal, r.path, r.url, r.page_bytes, r.states)
+    return Document((Facts("", tuple(facts)),), Table("", columns, (row,)), (where,))
 
 
 def page(report: ExploreReport, devices: Sequence[Mapping[str, Any]]) -> str:
@@ -61,29 +75,35 @@ _BODY = """<header>
 <p class="lead">{lead}</p>
 <noscript><p class="card warn">This page looks its numbers up with a script of its own, and scripts are off.</p></noscript>
 </header>
-<div class="play">
-<section class="controls" aria-labelledby="controls-title">
+<div class="play" id="play">
+<section class="controls" id="edits" aria-labelledby="controls-title">
 <h2 id="controls-title">Change it</h2>
-<fieldset id="switch-group"><legend>Edits</legend>
+<fieldset><legend>Edits</legend>
 <div class="inline"><button type="button" id="all-off"></button><button type="button" id="all-on"></button></div>
 <ul id="switches"></ul></fieldset>
-<fieldset><legend>Sizes</legend>
-<label class="stacked" for="kv-heads">KV heads</label>
-<input type="range" id="kv-heads" min="0" step="1" aria-describedby="kv-heads-said">
-<p class="soft" id="kv-heads-said"></p>
-<label class="stacked" for="ctx">Context, tokens</label>
-<div class="beside"><input type="number" id="ctx" min="1" step="1" inputmode="numeric">
-<input type="range" id="ctx-slider" min="0" max="24" step="1" aria-label="Context, powers of two"></div>
-<label class="stacked" for="batch">Batch, sequences</label>
-<div class="beside"><input type="number" id="batch" min="1" step="1" inputmode="numeric">
-<input type="range" id="batch-slider" min="0" max="10" step="1" aria-label="Batch, powers of two"></div>
-<div class="inline"><label>Cache in <select id="kv-dtype"></select></label>
-<label>Weights in <select id="weights-dtype"></select></label></div>
-</fieldset>
 </section>
 <div class="shown">
 <section aria-labelledby="costs-title">
 <h2 id="costs-title">What it costs</h2>
+<fieldset class="controls sizes"><legend>Sizes</legend>
+<div>
+<label class="stacked" for="kv-heads">KV heads</label>
+<input type="range" id="kv-heads" min="0" step="1" aria-describedby="kv-heads-said">
+<p class="soft" id="kv-heads-said"></p>
+</div>
+<div>
+<label class="stacked" for="ctx">Context, tokens</label>
+<div class="beside"><input type="number" id="ctx" min="1" step="1" inputmode="numeric">
+<input type="range" id="ctx-slider" min="0" max="24" step="1" aria-label="Context, powers of two"></div>
+</div>
+<div>
+<label class="stacked" for="batch">Batch, sequences</label>
+<div class="beside"><input type="number" id="batch" min="1" step="1" inputmode="numeric">
+<input type="range" id="batch-slider" min="0" max="10" step="1" aria-label="Batch, powers of two"></div>
+</div>
+<div class="inline"><label>Cache in <select id="kv-dtype"></select></label>
+<label>Weights in <select id="weights-dtype"></select></label></div>
+</fieldset>
 <div id="numbers" class="scroll" aria-live="polite"></div>
 <ul id="read"></ul>
 <ul id="warnings" class="warn"></ul>
@@ -136,12 +156,15 @@ score moves. Shift both: it stays.</p>
 <div class="two-columns text">
 <div class="controls">
 <label class="stacked" for="pair">Pair</label><input type="range" id="pair" min="0" step="1">
-<label class="stacked" for="q">Query at</label><input type="range" id="q" min="0" step="1">
-<input type="number" id="q-exact" min="0" step="1" aria-label="Query at, exactly">
-<label class="stacked" for="k">Key at</label><input type="range" id="k" min="0" step="1">
-<input type="number" id="k-exact" min="0" step="1" aria-label="Key at, exactly">
-<label class="stacked" for="shift">Shift both by</label><input type="range" id="shift" min="0" step="1">
-<input type="number" id="shift-exact" min="0" step="1" aria-label="Shift both by, exactly">
+<label class="stacked" for="q">Query at</label>
+<div class="beside"><input type="number" id="q-exact" min="0" step="1" aria-label="Query at, exactly">
+<input type="range" id="q" min="0" step="1"></div>
+<label class="stacked" for="k">Key at</label>
+<div class="beside"><input type="number" id="k-exact" min="0" step="1" aria-label="Key at, exactly">
+<input type="range" id="k" min="0" step="1"></div>
+<label class="stacked" for="shift">Shift both by</label>
+<div class="beside"><input type="number" id="shift-exact" min="0" step="1" aria-label="Shift both by, exactly">
+<input type="range" id="shift" min="0" step="1"></div>
 </div>
 <div><div id="dial"></div><div id="rope-numbers" aria-live="polite"></div></div>
 </div>

@@ -25,8 +25,8 @@ function partButton(key, mine, other, column) {
   node("strong", {}, name), said ? node("em", {}, said) : null, node("span", {}, part.words));
 }
 
-function sum(words) {
-  return node("div", { class: "sum", role: "img", "aria-label": words }, "+");
+function sum(words, stream = true) {
+  return node("div", { class: stream ? "sum stream" : "sum", role: "img", "aria-label": words }, node("span", {}, "+"));
 }
 
 function branch(keysOf, mine, other, column, afterSum) {
@@ -50,7 +50,7 @@ function column(which, place, otherPlace) {
     "aria-label": `The block of ${columnName(which)}` },
   node("h3", {}, columnName(which)),
   node("div", { class: "flow" },
-    ...has(["embed"]).map(button), ...(mine.pos_embed ? [sum("positions are added"), button("pos_embed")] : []),
+    ...has(["embed"]).map(button), ...(mine.pos_embed ? [sum("positions are added", false), button("pos_embed")] : []),
     ...has(["embed_norm"]).map(button),
     node("div", { class: "block" }, node("p", { class: "times" }, `${f.layers} x`,
       f.uniform ? "" : " (blocks differ; the most common is drawn)"), ...block),

@@ -40,8 +40,8 @@ function showBars() {
 const W = 640, H = 320, LEFT = 64, RIGHT = 16, TOP = 14, BOTTOM = 40;
 
 function svg(id, title, said, children) {
-  return drawn("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-labelledby": `${id}-title ${id}-said` },
-    drawn("title", { id: `${id}-title` }, title), drawn("desc", { id: `${id}-said` }, said), ...children);
+  return drawn("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-labelledby": `${id}-name ${id}-text` },
+    drawn("title", { id: `${id}-name` }, title), drawn("desc", { id: `${id}-text` }, said), ...children);
 }
 
 function label(x, y, words, attributes = {}) {

@@ -63,7 +63,9 @@ function makeControls() {
       node("p", { class: "soft", id: `switch-${key}-words` }, words));
   });
   put("switches", ...rows);
-  byId("switch-group").hidden = rows.length === 0;
+  byId("edits").hidden = !twoModels; // without a second model there is nothing to switch to
+  byId("play").className = twoModels ? "play" : "";
+  byId("switches").hidden = rows.length === 0;
   options("kv-dtype", data.cache_dtypes, (v) => { state.kv = v; });
   options("weights-dtype", data.weight_dtypes, (v) => { state.w = v; });
   typed("ctx", MOST_CTX, (n) => { state.ctx = n; });
@@ -87,10 +89,10 @@ function options(id, names, set) {
   byId(id).addEventListener("change", () => { set(byId(id).value); draw(); });
 }
 
-function typed(id, most, set) {
+function typed(id, most, set, least = 1) {
   byId(id).setAttribute("max", most);
   byId(id).addEventListener("change", () => {
-    const n = whole(byId(id).value, 1, most, null);
+    const n = whole(byId(id).value, least, most, null);
     if (n !== null) set(n);
     draw();
   });

@@ -30,6 +30,10 @@ Object.assign(state, fromAddress(location.hash));
 draw();
 window.addEventListener("hashchange", readAddress);
 
+window.addEventListener("beforeprint", () => {
+  for (const folded of document.querySelectorAll("details")) folded.open = true;
+});
+
 const [equal, all] = proven();
 const proof = byId("proof");
 proof.textContent = equal === all

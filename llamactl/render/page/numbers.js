@@ -67,10 +67,15 @@ function readings() {
     out.push(`Cache: ${number(kept)} elements a token are kept instead of ${number(full)}: ${times(full / kept)} `
       + "fewer.");
   }
-  const ff = count(p, "feed_forward.total");
-  const at = attention(p);
-  out.push(`Feed-forward: ${number(ff)} parameters beside ${number(at)} of attention, ${times(ff / at)} as many: `
-    + `${percent(ffnShare(p))} of all blocks.`);
+  const ff = count(p, "feed_forward.total"), at = attention(p), blocks = count(p, "blocks_total");
+  const layers = form(p).layers, m = parts(p).mlp;
+  if (form(p).uniform && m && m.each !== null && m.lines.length) {
+    out.push(`Feed-forward: ${m.lines.join(", ")}; ${number(ff / layers)} of the ${number(blocks / layers)} parameters of a `
+      + `block, beside ${number(at / layers)} of attention: ${percent(ffnShare(p))}.`);
+  } else {
+    out.push(`Feed-forward: ${number(ff)} of the ${number(blocks)} parameters of all blocks, beside ${number(at)} of `
+      + `attention: ${percent(ffnShare(p))}.`);
+  }
   return out;
 }
 

@@ -26,9 +26,9 @@ function makeRope() {
   for (const id of ["pair", "q", "k", "shift"]) {
     slid(id, () => { state[id] = Number(byId(id).value); });
   }
-  typed("q-exact", MOST_CTX, (n) => { state.q = n; });
-  typed("k-exact", MOST_CTX, (n) => { state.k = n; });
-  typed("shift-exact", MOST_CTX, (n) => { state.shift = n; });
+  typed("q-exact", MOST_CTX, (n) => { state.q = n; }, 0);
+  typed("k-exact", MOST_CTX, (n) => { state.k = n; }, 0);
+  typed("shift-exact", MOST_CTX, (n) => { state.shift = n; }, 0);
   dragged(byId("score"));
   picked(byId("waves"));
 }

@@ -47,7 +47,7 @@ function scaled(n) {
 }
 
 function percent(x) {
-  return `${(100 * x).toFixed(1)}%`;
+  return x > 0 && x < 0.0005 ? "<0.1%" : `${(100 * x).toFixed(1)}%`;
 }
 
 function times(x) {
