@@ -124,7 +124,7 @@ class ExploreReport:
 class PageReport:
     """What `llamactl explore` says of the page it made. path, url: where it is; None if not written, not served.
 
-    switches: key and title. states: models that were costed for it. rest: (feature, before, after) that no switch makes.
+    switches: key and title. states: models that were costed for it. rest: (feature, before, after) no switch makes.
     """
 
     start: str
@@ -167,8 +167,8 @@ def explore(a: Model, b: Model | None, *, start: str, goal: str | None = None) -
         start=_end(a, start), goal=_end(b, str(goal)) if b is not None else None, switches=told,
         rest=() if b is None or reached else tuple((c.name, c.before, c.after) for c in diff(last, b)) or (
             ("counts", f"{last.total():,}", f"{b.total():,}"),),
-        worlds=tuple(worlds), states=sum(map(len, sets)), dtypes={n: (d.block, d.block_bytes) for n in (*WEIGHTS, *ENGINES["arch"].dtypes)
-                                      for d in (named(n),)},
+        worlds=tuple(worlds), states=sum(map(len, sets)),
+        dtypes={n: (d.block, d.block_bytes) for n in (*WEIGHTS, *ENGINES["arch"].dtypes) for d in (named(n),)},
         cache_dtypes=ENGINES["arch"].dtypes, definition=ENGINES["arch"].definition,
         proofs=tuple(p for n, found in enumerate(sets) for p in _proofs(n, found)))
 
@@ -283,7 +283,7 @@ def _end(model: Model, name: str) -> End:
 def _proofs(world: int, states: Mapping[_State, Model]) -> Iterator[Proof]:
     """Some states, spread evenly, each at another context, batch and dtype."""
     dtypes = ENGINES["arch"].dtypes
-    step = max(1, len(states) // PROOFS)
+    step = max(1, len(states) // PROOFS) | 1  # odd: an even one would leave the last switches always off
     for n, (s, m) in enumerate(list(states.items())[::step]):
         ctx, batch, dtype, kept = 1 + 4099 * n * n, 1 + n % 7, dtypes[n % len(dtypes)], WEIGHTS[n % len(WEIGHTS)]
         p, at = params(m, dtype=kept), kv_cache(m, ctx, batch=batch, dtype=dtype).at[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
@@ -73,7 +72,9 @@ def _lead(report: ExploreReport) -> str:
 _BODY = """<header>
 <h1>{title}</h1>
 <p class="lead">{lead}</p>
-<noscript><p class="card warn">This page looks its numbers up with a script of its own, and scripts are off.</p></noscript>
+<noscript>
+<p class="card warn">This page looks its numbers up with a script of its own, and scripts are off.</p>
+</noscript>
 </header>
 <div class="play" id="play">
 <section class="controls" id="edits" aria-labelledby="controls-title">
@@ -137,20 +138,21 @@ _BODY = """<header>
 </section>
 <section aria-labelledby="cache-title-h">
 <h2 id="cache-title-h">Memory against context</h2>
-<p class="soft">Grey: weights. Above them each group of layers. Dashed: if every query head kept its own K and V. The cache
-is {definition}. A device needs some memory beside: <code>llamactl fit</code> counts that too.</p>
+<p class="soft">Grey: weights. Above them each group of layers. Dashed: if every query head kept its own K and V. The
+cache is {definition}. A device needs some memory beside: <code>llamactl fit</code> counts that too.</p>
 <label class="no-print"><input type="checkbox" id="loaded" checked> with the weights</label>
 <figure id="cache"></figure>
 <p class="soft" id="cache-said"></p>
 <div class="two-columns text"><div id="groups" class="scroll"></div>
-<details><summary>Devices, and the context that fills them</summary><div id="devices" class="scroll"></div></details></div>
+<details><summary>Devices, and the context that fills them</summary><div id="devices" class="scroll"></div></details>
+</div>
 </section>
 <section aria-labelledby="rope-title">
 <h2 id="rope-title">Rotary positions</h2>
 <p id="rope-none" class="soft"></p>
 <div id="rope-body">
-<p class="soft">Each pair of dimensions of q and k turns with the position, at its own speed. Move the key: the share of the
-score moves. Shift both: it stays.</p>
+<p class="soft">Each pair of dimensions of q and k turns with the position, at its own speed. Move the key: the share of
+the score moves. Shift both: it stays.</p>
 <div class="inline no-print"><label>Rotation <select id="turn"></select></label>
 <label>Scheme <select id="way"></select></label></div>
 <div class="two-columns text">

@@ -5,12 +5,12 @@ from __future__ import annotations
 # kind (analysis.outline.Part.kind) -> (title, formula, explanation)
 PARTS: dict[str, tuple[str, str, str]] = {
     "embedding": ("Token embedding", "x = E[token]",
-                  "One row for each entry of the vocabulary, as wide as the stream. It is looked up, so it costs memory "
+                  "One row for each entry of the vocabulary, as wide as the stream. It is looked up: it costs memory "
                   "and no arithmetic. A larger vocabulary makes texts shorter in tokens and this table longer."),
     "learned": ("Learned positions", "x = E[token] + P[position]",
-                "A trained row for each position, added once at the input. The table ends, and the model with it: there "
-                "is no row for the next position. A token's row differs from place to place, so that what a query and a "
-                "key say to each other depends on where both stand, not on their distance alone."),
+                "A trained row for each position, added once at the input. The table ends, and the model with it: "
+                "there is no row for the next position. A token's row differs from place to place, so that what a "
+                "query and a key say to each other depends on where both stand, not on their distance alone."),
     "sinusoidal": ("Sinusoidal positions", "x = E[token] + [sin(m w_j), cos(m w_j)]",
                    "Fixed sines and cosines of the position, added once at the input. No parameters."),
     "rope": ("RoPE", "q_m = R(m θ_j) q,  k_n = R(n θ_j) k;  q_m · k_n depends on m - n",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from llamactl.analysis.ablation import AblateReport
 from llamactl.analysis.kvcache import KvCacheReport
 from llamactl.analysis.rope import RopeReport
 from llamactl.errors import NotAvailable, UsageError, printable
+from llamactl.render.theme import COLOURS, INK, page, text
 from llamactl.render.units import count
 
 FORMATS = ("png", "svg", "html")
-COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#787774")
+_TEXT, _SOFT, _LINE, _BACK = list(INK)[:4]
 
 
 def form_of(file: str) -> str:
@@ -38,25 +38,33 @@ def picture(command: str, reports: Sequence[Any], file: str) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
+    ink: Any = dict.fromkeys(("text.color", "axes.titlecolor"), _TEXT) | dict.fromkeys(
+        ("axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), _SOFT)
     matplotlib.rcParams.update({"svg.hashsalt": "llamactl", "svg.fonttype": "path", "axes.spines.top": False,
-                                "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "font.size": 9})
+                                "axes.spines.right": False, "axes.grid": True, "grid.color": _LINE, "font.size": 9,
+                                "legend.edgecolor": _LINE, "legend.facecolor": _BACK, **ink})
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.add_subplot()
     draw: Any = {"rope": _rope, "kv-cache": _cache, "ablate": _losses}[command]
     title = draw(axes, reports)
-    axes.set_title(title, loc="left", fontweight="bold")
+    if form != "html":  # where it is the page's
+        axes.set_title(title, loc="left", fontweight="bold")
     out = io.BytesIO()
     if form == "png":
         figure.savefig(out, format="png", dpi=150, metadata={"Software": "llamactl"})
         return out.getvalue()
-    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": "llamactl", "Title": title})
+    figure.savefig(out, format="svg", transparent=form == "html",
+                   metadata={"Date": None, "Creator": "llamactl", "Title": title})
     return out.getvalue() if form == "svg" else _page(title, out.getvalue())
 
 
 def _page(title: str, svg: bytes) -> bytes:
+    """The picture in a page of the common look: its colours are the theme's, so that they follow light and dark."""
     drawing = svg[svg.index(b"<svg"):].decode("utf-8")
-    return (f"<!DOCTYPE html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{escape(title)}</title>\n"
-            f"<body><figure role=\"img\" aria-label=\"{escape(title)}\">{drawing}</figure></body></html>\n").encode()
+    for colour, name in INK.items():
+        drawing = drawing.replace(colour, f"var({name})")
+    return page(title, f"<h1>{text(title)}</h1>\n<figure role=\"img\" aria-label=\"{text(title)}\">{drawing}</figure>"
+                ).encode()
 
 
 def _rope(axes: Any, reports: Sequence[RopeReport]) -> str:
@@ -76,7 +84,7 @@ def _rope(axes: Any, reports: Sequence[RopeReport]) -> str:
     marks = {first.trained_context: "trained", first.usable_context: "usable", first.target_context: "target"}
     for context, word in marks.items():
         if context:
-            axes.axhline(context, color="#787774", lw=0.8)
+            axes.axhline(context, color=_SOFT, lw=0.8)
             axes.annotate(f"{word} {count(context)}", (0, context), textcoords="offset points", xytext=(2, 2),
                           fontsize=8)
     axes.set_yscale("log")
@@ -118,8 +126,8 @@ def _losses(axes: Any, reports: Sequence[AblateReport]) -> str:
     if not rows:
         raise UsageError("plot", "no edit was measured, so there is nothing to draw")
     names, changes, errors = zip(*reversed(rows), strict=True)
-    axes.barh(range(len(rows)), changes, xerr=errors, color=COLOURS[0], ecolor=COLOURS[5], height=0.7)
+    axes.barh(range(len(rows)), changes, xerr=errors, color=COLOURS[0], ecolor=_SOFT, height=0.7)
     axes.set_yticks(range(len(rows)), [printable(n) for n in names], fontsize=7)
-    axes.axvline(0, color=COLOURS[5], lw=0.8)
+    axes.axvline(0, color=_SOFT, lw=0.8)
     axes.set_xlabel(f"change of the loss, nats per token (base {r.base_loss:.3f})")
     return f"Ablations of {printable(r.id)}"

@@ -14,6 +14,7 @@ from llamactl.analysis.budget import CheckReport
 from llamactl.analysis.compare import Card, CompareReport, EvolveReport
 from llamactl.analysis.conversion import ConvertReport
 from llamactl.analysis.diff import DiffReport
+from llamactl.analysis.explore import PageReport
 from llamactl.analysis.fit import FitReport
 from llamactl.analysis.flops import FlopsReport
 from llamactl.analysis.generation import GenerateReport
@@ -112,8 +113,9 @@ def _diff() -> dict[str, Any]:
     return body
 
 
-def _evolve() -> dict[str, Any]:
-    body = of_dataclass(EvolveReport)
+def _with_models(report: Any) -> dict[str, Any]:
+    """A report on several models together, each named with its source before it."""
+    body = of_dataclass(report)
     strings = dict.fromkeys(("id", "family", "model_type"), STRING)
     one = {"type": "object", "properties": {**strings, "source": SOURCE}, "required": [*strings, "source"],
            "additionalProperties": False}
@@ -163,7 +165,8 @@ SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "flops": lambda: _models(_report(FlopsReport)),
     "fit": lambda: _models(_report(FitReport)),
     "compare": _compare,
-    "evolve": _evolve,
+    "evolve": lambda: _with_models(EvolveReport),
+    "explore": lambda: _with_models(PageReport),
     "rope": lambda: _models(_report(RopeReport)),
     "check": _check,
     "inspect": lambda: _models(_report(InspectReport)),

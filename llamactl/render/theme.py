@@ -11,11 +11,14 @@ from llamactl.errors import printable
 
 CSS = """
 :root { color-scheme: light dark; --back: #ffffff; --card: #f6f7f9; --text: #1c2024; --soft: #5b6570; --line: #d9dee4;
-  --mark: #0b6e99; --good: #19703b; --bad: #b3261e; --warn: #8a5a00; }
+  --mark: #0b6e99; --good: #19703b; --bad: #b3261e; --warn: #8a5a00; --on: #ffffff; --c0: #0b6e99; --c1: #a65200;
+  --c2: #3f7a5b; --c3: #8557a6; --c4: #b83f7d; --c5: #6b6a67; }
 @media (prefers-color-scheme: dark) { :root { --back: #14171a; --card: #1d2226; --text: #e6e9ec; --soft: #9aa5b1;
-  --line: #353c43; --mark: #5cb8e0; --good: #6fcf97; --bad: #ff8a80; --warn: #e5b454; } }
+  --line: #353c43; --mark: #5cb8e0; --good: #6fcf97; --bad: #ff8a80; --warn: #e5b454; --on: #14171a; --c0: #5cb8e0;
+  --c1: #f0a35e; --c2: #7fc8a0; --c3: #c3a0e0; --c4: #ee8fbd; --c5: #a9a9a6; } }
 @media print { :root { color-scheme: light; --back: #ffffff; --card: #ffffff; --text: #000000; --soft: #444444;
-  --line: #bbbbbb; --mark: #0b6e99; --good: #19703b; --bad: #b3261e; --warn: #8a5a00; }
+  --line: #bbbbbb; --mark: #0b6e99; --good: #19703b; --bad: #b3261e; --warn: #8a5a00; --on: #ffffff; --c0: #0b6e99;
+  --c1: #a65200; --c2: #3f7a5b; --c3: #8557a6; --c4: #b83f7d; --c5: #6b6a67; }
   section, figure, table { break-inside: avoid; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--text);
@@ -50,6 +53,9 @@ ul { padding-left: 1.25rem; margin: .25rem 0; }
 @media (max-width: 34rem) { tbody th { width: auto; display: block; border-bottom: 0; padding-bottom: 0; }
   .wide tbody th { display: table-cell; } tbody td { display: block; } .wide tbody td { display: table-cell; } }
 """
+COLOURS = ("#0b6e99", "#a65200", "#3f7a5b", "#8557a6", "#b83f7d", "#6b6a67")  # --c0 to --c5 on paper
+INK = {"#1c2024": "--text", "#5b6570": "--soft", "#d9dee4": "--line", "#ffffff": "--back",
+       **{c: f"--c{n}" for n, c in enumerate(COLOURS)}}
 # Nothing is fetched and nothing runs, whatever a report holds; of scripts, the page's own alone.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 

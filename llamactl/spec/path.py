@@ -8,9 +8,9 @@ from typing import NamedTuple
 from llamactl.errors import UsageError
 from llamactl.spec.edits import apply
 from llamactl.spec.features import diff, features
+from llamactl.spec.features import positions as told
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.parts import MLP, Attention, LearnedPositions, MoE, Norm, SinusoidalPositions
-
 
 Wanted = Iterator[tuple[str, tuple[str, ...]]]  # titles and the edits behind them
 
@@ -50,7 +50,7 @@ def path(a: Model, b: Model) -> tuple[Step, ...]:
 def _wanted(a: Model, b: Model) -> Wanted:
     """Titles and edits in the order the lineage went: positions, norm, feed-forward, attention, biases, head, sizes."""
     x, y = b.layers[0], a.layers[0]
-    yield from positions(b)
+    yield from positions(a, b)
     yield from norms(a, b)
     yield from gate(a, b)
     if isinstance(x.attn, Attention) and isinstance(y.attn, Attention):
@@ -60,9 +60,9 @@ def _wanted(a: Model, b: Model) -> Wanted:
     yield from biases(b)
     yield from head(b)
     yield from dropout(b)
-    if isinstance(x.attn, Attention):
-        at = x.attn
-        yield "width and heads", (f"hidden={b.hidden}", "n_kv_heads=1", f"n_heads={at.n_heads}",
+    if isinstance(x.attn, Attention) and isinstance(y.attn, Attention):
+        at = x.attn  # with KV heads for all query heads on the way, for those follow any number
+        yield "width and heads", (f"hidden={b.hidden}", f"n_kv_heads={y.attn.n_heads}", f"n_heads={at.n_heads}",
                                   f"n_kv_heads={at.n_kv_heads}", f"head_dim={at.head_dim}")
     if isinstance(x.mlp, MLP):
         yield "feed-forward width", (f"ffn={x.mlp.ffn}",)
@@ -70,7 +70,7 @@ def _wanted(a: Model, b: Model) -> Wanted:
     yield "vocabulary", (f"vocab={b.embed.vocab}",)
     if b.context.usable:
         yield "context", (f"context={b.context.usable}",)
-        yield from positions(b)  # a learned table could not be made where the first model names no context
+        yield from positions(a, b)  # a learned table could not be made where the first model names no context
 
 
 def norms(a: Model, b: Model) -> Wanted:
@@ -104,8 +104,10 @@ def dropout(b: Model) -> Wanted:
     yield "dropout", (f"dropout={b.dropout:g}",)
 
 
-def positions(b: Model) -> Wanted:
-    """How positions enter b."""
+def positions(a: Model, b: Model) -> Wanted:
+    """How positions enter b, where they enter a otherwise."""
+    if told(a) == told(b):  # edits set all layers alike, which may be more than is wanted
+        return
     first = b.layers[0].attn
     if isinstance(b.positions, LearnedPositions):
         yield "learned positions", ("positions=learned",)

@@ -58,6 +58,8 @@ class Choices:
             if own is None or width != own * self.a.hidden:
                 out.append((FFN, (f"ffn={width}",)))
         out += [(s.key, s.edits) for s in self.switches if s.key in on and s.edits]
+        if share is not None and heads is not None and heads % share:
+            raise UsageError("edit", f"{share} of {heads} heads cannot share a KV head evenly")
         if share is not None and heads is not None and (SIZE in on or share != _share(self.a)):
             out.append((KV, (f"n_kv_heads={heads // share}",)))
         return tuple(out)
@@ -126,7 +128,7 @@ def _keys(choices: Choices) -> set[str]:
 
 def _wanted(a: Model, b: Model) -> Iterator[Switch]:
     """Parts in the order the lineage went, then what they cost by size."""
-    small = (("positions", path.positions(b)), ("norm", path.norms(a, b)), ("gate", path.gate(a, b)))
+    small = (("positions", path.positions(a, b)), ("norm", path.norms(a, b)), ("gate", path.gate(a, b)))
     for key, found in small:
         yield from (Switch(key=key, title=title, edits=edits) for title, edits in found)
     ratios = _ratio(a), _ratio(b)
@@ -142,10 +144,12 @@ def _wanted(a: Model, b: Model) -> Iterator[Switch]:
 
 def _size(a: Model, b: Model) -> Iterator[str]:
     """Width, heads, layers and context of b; the KV heads come after, by their share."""
-    at = b.layers[0].attn
+    old, new = a.layers[0].attn, b.layers[0].attn
     yield f"hidden={b.hidden}"
-    if isinstance(at, Attention):
-        yield from ("n_kv_heads=1", f"n_heads={at.n_heads}", f"head_dim={at.head_dim}")
+    if isinstance(old, Attention) and isinstance(new, Attention):
+        if old.n_kv_heads != old.n_heads:  # every query head its own, for those follow any number
+            yield f"n_kv_heads={old.n_heads}"
+        yield from (f"n_heads={new.n_heads}", f"head_dim={new.head_dim}")
     yield f"n_layers={b.n_layers}"
     if b.context.usable and b.context.usable != a.context.usable:
         yield f"context={b.context.usable}"

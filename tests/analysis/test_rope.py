@@ -50,6 +50,14 @@ def test_llama3_slows_the_slow_pairs() -> None:
     assert (r.trained_context, r.usable_context) == (8192, 131072)
 
 
+def test_llama3_without_a_band_between_blends_nothing() -> None:
+    """Llama 4's low and high frequency factors are both 1: a pair that turns once in 8,192 positions is left alone."""
+    (r,) = rope(load("llama-4-scout").model).rotations
+    assert (r.untouched, r.blended, r.slowed) == (35, 0, 29)
+    assert all((p.turns >= 1) == (p.slowed == 1.0) for p in r.pairs)
+    assert sorted(p.slowed for p in r.pairs) == pytest.approx([1.0] * 35 + [16.0] * 29)
+
+
 def test_ntk_slows_the_slowest_pair_by_the_factor() -> None:
     (r,) = rope(load("llama-3-8b").model, target=32768, method="ntk").rotations
     assert r.pairs[-1].slowed == pytest.approx(4.0)

@@ -90,7 +90,8 @@ def costs(cli: Any, params: str, cache: str) -> dict[str, Any]:
     out = {"total": p["total"], "ffn_share_blocks": p["ffn_share_blocks"], "weights_bytes": p["weights_bytes"],
            "elements_per_token": c["elements_per_token_full"] + c["elements_per_token_windowed"],
            "bytes_per_token": one["kv_cache_bytes"], "kv_cache_bytes": at["kv_cache_bytes"],
-           "full_heads_bytes": at["full_heads_bytes"], "full_heads_ratio": at["full_heads_bytes"] / at["kv_cache_bytes"],
+           "full_heads_bytes": at["full_heads_bytes"],
+           "full_heads_ratio": at["full_heads_bytes"] / at["kv_cache_bytes"],
            "together": p["weights_bytes"] + at["kv_cache_bytes"] + at["state_bytes"]}
     return out | ({"active": p["active"]["all"]} if p["active"] else {})
 
@@ -169,15 +170,15 @@ def test_switches_in_any_mixture_give_what_the_command_line_prints(opened: Any, 
 def test_why_the_cache_is_smaller_and_the_feed_forward_larger_can_be_read_off(opened: Any) -> None:
     page = opened("gpt2 llama-3-8b")
     cache, feed = page.eval_on_selector_all("#read li", "e => e.map(x => x.innerText)")
-    assert cache == ("Cache: 32 query heads read 8 KV heads, so 65,536 elements a token are kept instead of 262,144: 4x "
-                     "fewer.")
-    assert feed == ("Feed-forward: matrices: 3 x 4,096 x 14,336 = 176,160,768; 176,160,768 of the 218,112,000 parameters "
-                    "of a block, beside 41,943,040 of attention: 80.8%.")
+    assert cache == ("Cache: 32 query heads read 8 KV heads, so 65,536 elements a token are kept instead of 262,144: "
+                     "4x fewer.")
+    assert feed == ("Feed-forward: matrices: 3 x 4,096 x 14,336 = 176,160,768; 176,160,768 of the 218,112,000 "
+                    "parameters of a block, beside 41,943,040 of attention: 80.8%.")
     taken = {r.split("\t")[0]: r.split("\t")[1:] for r in page.inner_text("#without").split("\n") if "without" in r}
     assert taken["llama-3-8b without: KV heads"] == ["8,835,567,616", "72.4%", "524,288 B", "4,294,967,296 B"]
     assert taken["llama-3-8b without: gate and activation"][1] == "73.7%"
     page.click("text=llama-3-8b without: KV heads")
-    assert page.text_content("#command").startswith("llamactl params gpt2 --set hidden=4096 --set n_kv_heads=1 ")
+    assert page.text_content("#command").startswith("llamactl params gpt2 --set hidden=4096 --set n_heads=32 ")
     assert not page.is_checked("#switch-kv")
     assert numbers(page)["now"]["kv_cache_bytes"] == "4294967296"
 
@@ -320,8 +321,8 @@ def test_the_key_is_dragged_and_a_pair_is_picked(opened: Any) -> None:
 def test_the_keyboard_reaches_and_moves_everything(opened: Any) -> None:
     page = opened("gpt2 llama-3-8b")
     wanted = set(page.eval_on_selector_all("main button, main input, main select, main summary, main pre",
-                                           "e => e.filter(x => x.getClientRects().length).map((x, i) => (x.dataset.n = i, "
-                                           "String(i)))"))
+                                           "e => e.filter(x => x.getClientRects().length).map((x, i) => "
+                                           "(x.dataset.n = i, String(i)))"))
     reached = set()
     for _ in range(len(wanted) + 5):
         page.keyboard.press("Tab")

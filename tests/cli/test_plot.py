@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 import xml.etree.ElementTree as ET
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("matplotlib")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Where the picture goes: not the home folder, in which matplotlib keeps its list of fonts."""
@@ -39,6 +42,9 @@ def test_each_format(cli: Any, folder: Path, command: list[str], form: str) -> N
         assert text.startswith("<!DOCTYPE html>")
         assert "<svg" in text
         assert "src=" not in text, "one file, nothing fetched"
+        assert "default-src 'none'" in text
+        assert "fill: var(--text)" in text, "light and dark, as every page"
+        assert not set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", text)), "no colour that does not follow"
     assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0o077 & ~_umask() & 0o666
     assert os.listdir(folder) == [file.name]
 

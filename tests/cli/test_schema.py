@@ -111,6 +111,7 @@ def test_no_object_takes_a_key_more_or_a_key_less(cli: Any, validator: Any, fold
             "presets": ("show", "llama-3-8b"), "version": (), "doctor": (), "flops": ("mixtral-8x7b", "--ctx", "8192"),
             "fit": ("llama-3-8b", "--gpu", "h100-80gb"), "compare": ("gpt2", "llama-3-8b"),
             "evolve": ("gpt2", "llama-3-8b"), "rope": ("llama-3.1-8b",),
+            "explore": ("gpt2", "mixtral-8x7b", "-o", tmp_path / "page.html"),
             "check": (Path(__file__).parents[1] / "budgets" / "budget.toml",)}[command]
     if command == "params":
         args = args[1:]

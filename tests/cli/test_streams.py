@@ -27,6 +27,7 @@ ANSWERS = {
     "compare": ("compare", "gpt2", "llama-3-8b"),
     "evolve": ("evolve", "gpt2", "llama-3-8b"),
     "rope": ("rope", "llama-3.1-8b"),
+    "explore": ("explore", "gpt2", "-o", "page.html", "--force"),
     "flops": ("flops", "mixtral-8x7b", "--ctx", "4096"),
     "fit": ("fit", "llama-3-8b", "--gpu", "h100-80gb", "--ctx", "8192"),
     "doctor": ("doctor",),

@@ -20,8 +20,9 @@ function partButton(key, mine, other, column) {
   const { name } = kinds(key, part);
   const mark = other ? changed(key, mine, other) : "";
   const said = { kind: "another kind", size: "another size", "": "" }[mark];
-  return node("button", { type: "button", class: `part ${mark}`, "data-part": key, "data-column": column, "data-focus": `${column}/${key}`,
-    "aria-pressed": state.part === key ? "true" : "false", onclick: () => { state.part = key; draw(); } },
+  return node("button", { type: "button", class: `part ${mark}`, "data-part": key, "data-column": column,
+    "data-focus": `${column}/${key}`, "aria-pressed": state.part === key ? "true" : "false",
+    onclick: () => { state.part = key; draw(); } },
   node("strong", {}, name), said ? node("em", {}, said) : null, node("span", {}, part.words));
 }
 

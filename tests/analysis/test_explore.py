@@ -1,0 +1,175 @@
+"""What a page is made from: tables that give back, for every state, what costing that model gives."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from llamactl.analysis import explore as module
+from llamactl.analysis.explore import ExploreReport, Table, explore
+from llamactl.analysis.kvcache import coefficients, kv_cache
+from llamactl.analysis.outline import outline
+from llamactl.analysis.params import params
+from llamactl.analysis.rope import rope
+from llamactl.analysis.rotations import turnings
+from llamactl.api import load
+from llamactl.source import presets
+from llamactl.spec.features import features
+from llamactl.spec.switches import between, share_of, shares
+
+
+def report(a: str, b: str | None = None) -> ExploreReport:
+    return explore(load(a).model, load(b).model if b else None, start=a, goal=b)
+
+
+def look(table: Table, on: set[str], share: int | None) -> Any:
+    """What the page does to find a value."""
+    return table.values[",".join(str(share or "") if k == "share" else str(int(k in on)) for k in table.by)]
+
+
+@pytest.mark.parametrize(("a", "b"), [("gpt2", "llama-3-8b"), ("gpt2", "deepseek-v3"), ("llama-3-8b", "mixtral-8x7b"),
+                                      ("gemma-2-9b", "gpt2")])
+def test_tables_give_back_what_costing_gives(a: str, b: str) -> None:
+    found, choices, chance = report(a, b), between(load(a).model, load(b).model), random.Random(3)
+    (world, *_), keys = found.worlds, [s.key for s in choices.switches]
+    for _ in range(40):
+        on = {k for k in keys if chance.random() < 0.5}
+        options = choices.shares(on)
+        assert tuple(look(world.shares, on, None)) == options
+        share = chance.choice(options or (None,))
+        model = choices.model(on, share)
+        p = params(model)
+        assert look(world.counts["total"], on, share) == p.total
+        assert look(world.counts["blocks_total"], on, share) == p.blocks_total
+        assert look(world.counts["feed_forward.total"], on, share) == p.components.feed_forward["total"]
+        assert look(world.counts["attention.k"], on, share) == p.components.attention["k"]
+        assert look(world.counts["lm_head"], on, share) == p.components.lm_head
+        assert look(world.counts["active"], on, share) == (p.active.all if p.active else None)
+        assert {n: look(t, on, share) for n, t in world.words.items()} == dict(features(model))
+        assert look(world.cache, on, share) == coefficients(model)
+        parts = {k: v for k, t in world.parts.items() if (v := look(t, on, share))}
+        assert parts == outline(model).parts
+        edits = [e for t in world.edits for e in look(t, on, share)]
+        assert edits == [e for _, es in choices.edits(on, share) for e in es]
+
+
+def test_a_goal_that_edits_do_not_reach_is_a_world_of_its_own() -> None:
+    found = report("gpt2", "gemma-2-9b")
+    goal = found.worlds[1]
+    assert goal.switches == ()
+    assert [n for n, _, _ in found.rest] == ["norm", "attention"]
+    for share in shares(load("gemma-2-9b").model):
+        made = load("gemma-2-9b", edits=[f"n_kv_heads={16 // share}"]).model
+        assert look(goal.counts["total"], set(), share) == made.total()
+    assert [e for t in goal.edits for e in look(t, set(), 16)] == ["n_kv_heads=1"]
+    assert [e for t in goal.edits for e in look(t, set(), 2)] == []
+
+
+def test_a_table_holds_no_control_that_tells_nothing_apart() -> None:
+    counts = report("gpt2", "llama-3-8b").worlds[0].counts
+    assert counts["norms"].by == ("norm", "size")
+    assert counts["attention.q"].by == ("biases", "size")
+    assert counts["token_embedding"].by == ("vocab", "size")
+    assert counts["state_space"].by == ()
+    assert set(counts["norms"].values) == {"0,0", "0,1", "1,0", "1,1"}
+
+
+def test_one_model_alone_has_its_kv_heads() -> None:
+    found = report("llama-3-8b")
+    assert (found.goal, found.switches, found.rest, found.states) == (None, (), (), 6)
+    (world,) = found.worlds
+    assert look(world.counts["attention.k"], set(), 32) == 32 * 128 * 4096
+
+
+def test_coefficients_are_what_kv_cache_multiplies() -> None:
+    for name in ("llama-3-8b", "gemma-2-9b", "deepseek-v3", "gpt-oss-20b", "phi-2", "mistral-7b-v0.1"):
+        model = load(name).model
+        for ctx, batch, dtype in ((1, 1, "bf16"), (5000, 3, "q4_0"), (100_000, 2, "fp8")):
+            (at,) = kv_cache(model, ctx, batch=batch, dtype=dtype).at
+            seen = [(min(ctx, c.window) if c.window else ctx) * batch for c in coefficients(model)]
+            assert tuple(n * c.bytes[dtype] for n, c in zip(seen, coefficients(model), strict=True)) == at.group_bytes
+            assert sum(n * c.full_bytes[dtype] for n, c in zip(seen, coefficients(model), strict=True)
+                       ) == at.full_heads_bytes
+
+
+def test_rows_that_do_not_fill_blocks_are_named() -> None:
+    (group,) = coefficients(load("phi-2").model)  # heads of 80
+    assert set(group.padded) == {"q8_0", "q5_1", "q5_0", "q4_1", "q4_0"}
+    assert all(g.padded == () for g in coefficients(load("llama-3-8b").model))
+
+
+def test_an_outline_leaves_nothing_out() -> None:
+    for name in presets.names():
+        model = load(f"preset:{name}").model
+        found = outline(model)
+        assert sum(p.params for p in found.parts.values()) == model.total(), name
+        for part in found.parts.values():
+            assert all(line.count("=") <= 1 for line in part.lines)
+
+
+def test_the_lines_of_a_part_are_products() -> None:
+    parts = outline(load("llama-3-8b").model).parts
+    assert parts["attn"].lines == (
+        "q, 32 query heads: 32 x 128 x 4,096 = 16,777,216", "k, 8 KV heads: 8 x 128 x 4,096 = 4,194,304",
+        "v, 8 KV heads: 8 x 128 x 4,096 = 4,194,304", "o, 32 query heads: 32 x 128 x 4,096 = 16,777,216",
+        "kept, K and V: 2 x 8 x 128 = 2,048 elements a token and layer",
+        "kept in all layers: 32 x 2,048 = 65,536 elements a token")
+    assert outline(load("deepseek-v3").model).parts["attn"].lines[-1] == (
+        "kept in all layers: 61 x 576 = 35,136 elements a token")
+    for name in presets.names():
+        for part in outline(load(f"preset:{name}").model).parts.values():
+            for line in part.lines:
+                left, equals, right = line.partition(" = ")
+                if equals:
+                    product = 1
+                    for factor in left.rpartition(": ")[2].split(" x "):
+                        product *= int(factor.replace(",", "").split()[0])
+                    assert product == int(right.split()[0].replace(",", "")), (name, line)
+
+
+def test_the_most_common_block_is_drawn() -> None:
+    deepseek = outline(load("deepseek-v3").model)
+    assert (deepseek.uniform, deepseek.parts["mlp"].kind, deepseek.parts["mlp"].each) == (False, "moe", None)
+    assert outline(load("transformer-base").model).after_sum
+    assert outline(load("falcon-7b").model).parallel
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gemma-3-4b", "phi-3-mini-128k", "deepseek-v3", "llama-4-scout"])
+def test_rotations_are_those_of_rope(name: str) -> None:
+    model = load(name).model
+    found = turnings(model)
+    assert len(found) == len(rope(model).rotations)
+    for n, turning in enumerate(found):
+        for way in turning.ways:
+            said = rope(model, target=way.target, method=way.method or None).rotations[n]
+            assert way.frequencies == tuple(p.stretched_frequency for p in said.pairs)
+            assert way.unseen.count("1") == said.unseen
+            assert way.kinds.count("s") == said.slowed
+        assert turning.ways[0].target is None
+
+
+def test_what_turns_nothing_has_no_rotation() -> None:
+    assert turnings(load("gpt2").model) == ()
+
+
+def test_proofs_are_spread_over_the_states() -> None:
+    found = report("gpt2", "llama-3-8b")
+    assert 0.9 * module.PROOFS < len(found.proofs) <= module.PROOFS
+    assert {p.dtype for p in found.proofs} == set(found.cache_dtypes)
+    assert len({p.total for p in found.proofs}) > 40
+    assert {k for p in found.proofs for k in p.on} == {s.key for s in found.switches}
+
+
+@pytest.mark.slow
+def test_a_page_can_be_made_of_every_preset() -> None:
+    """From GPT-2 to each and of each alone: no state is refused, and the goal is what is published."""
+    start = load("gpt2").model
+    for name in presets.names():
+        goal = load(f"preset:{name}").model
+        found = explore(start, goal, start="gpt2", goal=name)
+        world = found.worlds[-1]
+        on = {s.key for s in found.switches} if len(found.worlds) == 1 else set()
+        assert look(world.counts["total"], on, share_of(goal)) == goal.total(), name
+        assert look(world.cache, on, share_of(goal)) == coefficients(goal), name

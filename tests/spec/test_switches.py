@@ -1,0 +1,94 @@
+"""Switches: every subset of the edits between two models is a model, and all of them together are the goal."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from llamactl.api import load
+from llamactl.errors import UsageError
+from llamactl.source import presets
+from llamactl.spec.edits import apply
+from llamactl.spec.features import diff, features
+from llamactl.spec.model import Model
+from llamactl.spec.switches import Choices, between, share_of, shares, with_share
+
+
+def model(name: str) -> Model:
+    return load(f"preset:{name}").model
+
+
+def keys(choices: Choices) -> list[str]:
+    return [s.key for s in choices.switches]
+
+
+def test_gpt2_to_llama_is_switched_part_by_part() -> None:
+    choices = between(model("gpt2"), model("llama-3-8b"))
+    assert keys(choices) == ["positions", "norm", "gate", "ffn", "biases", "head", "vocab", "size"]
+    assert choices.reached()
+    last = choices.model(keys(choices), 4)
+    assert last.total() == 8_030_261_248
+    assert diff(last, model("llama-3-8b")) == ()
+
+
+@pytest.mark.parametrize(("a", "b", "reached"), [
+    ("gpt2", "gpt2-xl", True), ("llama-3-8b", "gpt2", True), ("llama-2-7b", "llama-3-8b", True),
+    ("gpt2", "mixtral-8x7b", False), ("gpt2", "gemma-2-9b", False), ("gpt2", "deepseek-v3", False),
+    ("transformer-base", "llama-3-8b", False),  # no edit moves a norm from behind the sum to before the branch
+])
+def test_what_edits_reach_is_told(a: str, b: str, reached: bool) -> None:
+    assert between(model(a), model(b)).reached() is reached
+
+
+def test_a_model_and_itself_have_no_switch() -> None:
+    for name in presets.names():
+        choices = between(model(name), model(name))
+        assert keys(choices) == [], name
+        assert choices.reached(), name
+        assert choices.model((), share_of(choices.a)) == choices.a, name
+
+
+@pytest.mark.parametrize("goal", ["llama-3-8b", "mixtral-8x7b", "gemma-2-9b", "deepseek-v3", "falcon-40b", "phi-2",
+                                  "gpt-oss-20b", "qwen3-30b-a3b", "olmo-2-7b", "transformer-big"])
+def test_every_subset_is_made_by_its_edits_in_their_order(goal: str) -> None:
+    """What `edits` names, typed after --set one after the other, is what `model` makes; no subset is refused."""
+    choices = between(model("gpt2"), model(goal))
+    every = keys(choices)
+    for n in range(len(every) + 1):
+        for on in combinations(every, n):
+            for share in (choices.shares(on) or (None,))[:2]:
+                made = choices.a
+                for _, edits in choices.edits(on, share):
+                    for text in edits:
+                        made = apply(made, text)
+                assert made == choices.model(on, share)
+
+
+def test_sizes_keep_proportions() -> None:
+    """A feed-forward of 4 x hidden stays one at the other size, and so does the sharing of KV heads."""
+    choices = between(model("gpt2"), model("llama-3-8b"))
+    told = dict(features(choices.model({"size"}, 1)))
+    assert told["feed-forward"] == "2 matrices, GELU (tanh form), 16,384 = 4 x hidden"
+    assert told["attention"] == "MHA, 32 heads of 128"
+    told = dict(features(choices.model({"ffn"}, 4)))
+    assert told["feed-forward"] == "2 matrices, GELU (tanh form), 2,688 = 3.5 x hidden"
+    assert told["attention"] == "GQA, 12 query heads share 3 KV heads of 64"
+
+
+def test_shares_are_the_divisors_of_the_heads() -> None:
+    assert shares(model("gpt2")) == (1, 2, 3, 4, 6, 12)
+    assert share_of(model("llama-3-8b")) == 4
+    assert with_share(model("llama-3-8b"), 32) == ("n_kv_heads=1",)
+    assert with_share(model("llama-3-8b"), 4) == ()
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite"])
+def test_a_latent_has_no_heads_to_share(name: str) -> None:
+    assert shares(model(name)) == ()
+    assert share_of(model(name)) is None
+
+
+def test_a_sharing_that_the_heads_do_not_have_is_refused() -> None:
+    with pytest.raises(UsageError):
+        between(model("gpt2"), model("llama-3-8b")).model((), 5).total()
