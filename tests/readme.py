@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import math
 import os
@@ -50,9 +51,59 @@ def picture(command: str, file: str, alt: str) -> None:
     print(f"```console\n$ {command} --plot {name}\n```\n\n![{alt}]({file})")
 
 
-def run(command: str, tmp: Path) -> str:
+def screenshot(command: str, file: str, alt: str, *, address: str = "", scheme: str = "light", at: str = "body",
+               height: int = 900) -> None:
+    """Print `file`, a picture of the page that `command` writes, from the element `at` on. As with `picture`, it is
+    drawn anew only when README.md is rewritten; it needs the extra `browser` and Chromium.
+    """
+    if not os.environ.get("README_CHECK"):
+        from playwright.sync_api import sync_playwright
+
+        with tempfile.TemporaryDirectory() as tmp, sync_playwright() as p:
+            out = run(command, Path(tmp))
+            (page_file,) = Path(tmp).glob("*.html")
+            chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+            browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 1280, "height": height}, color_scheme=scheme)
+            page.goto(page_file.as_uri() + address)
+            assert page.evaluate("document.documentElement.dataset.ready") == "yes", out
+            page.eval_on_selector(at, "e => e.scrollIntoView()")
+            page.screenshot(path=ROOT / file)
+            browser.close()
+    assert (ROOT / file).is_file(), file
+    print(f"![{alt}]({file})")
+
+
+TERMINAL = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>.{unique_id}-matrix {{ font: {char_height}px/{line_height}px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono",
+monospace; }} {styles}</style>
+<defs><clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
+</clipPath>{lines}</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">{backgrounds}
+<g class="{unique_id}-matrix">{matrix}</g></g></svg>
+"""
+
+
+def terminal(command: str, file: str, alt: str, *, columns: int = 100) -> None:
+    """Print `file`, a picture of what `command` shows on a terminal; drawn anew only when README.md is rewritten."""
+    if not os.environ.get("README_CHECK"):
+        from rich.console import Console
+        from rich.text import Text
+
+        with tempfile.TemporaryDirectory() as tmp:
+            out = run(command, Path(tmp), NO_COLOR=None, COLUMNS=str(columns), FORCE_COLOR="1", TERM="xterm-256color",
+                      LLAMACTL_FORMAT="table")
+        console_ = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
+        console_.print(Text(f"$ {command}"), Text.from_ansi(out), sep="\n", soft_wrap=False)
+        console_.save_svg(str(ROOT / file), title=command, code_format=TERMINAL, unique_id="t")
+    assert (ROOT / file).is_file(), file
+    print(f"![{alt}]({file})")
+
+
+def run(command: str, tmp: Path, **more: str | None) -> str:
     """The command's output, run offline in `tmp`, beside the test model `my-model` and the tests' budgets; where it is
-    named, beside `small`, whose weights are drawn at random, too.
+    named, beside `small`, whose weights are drawn at random, too. more: of the environment, None to leave out.
     """
     words = shlex.split(command)
     assert words[0] == "llamactl"
@@ -66,6 +117,7 @@ def run(command: str, tmp: Path) -> str:
     if "small" in words and not (tmp / "small").exists():
         small(tmp / "small")
     env["HF_HOME"] = str(tmp / "hf")
+    env = {k: v for k, v in (env | more).items() if v is not None}
     return subprocess.run([sys.executable, "-m", "llamactl", *words[1:]], stdout=subprocess.PIPE, text=True,
                           stderr=subprocess.STDOUT, cwd=tmp, env=env, check=False).stdout
 

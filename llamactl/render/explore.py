@@ -156,6 +156,7 @@ the score moves. Shift both: it stays.</p>
 <div class="inline no-print"><label>Rotation <select id="turn"></select></label>
 <label>Scheme <select id="way"></select></label></div>
 <div class="two-columns text">
+<div>
 <div class="controls">
 <label class="stacked" for="pair">Pair</label><input type="range" id="pair" min="0" step="1">
 <label class="stacked" for="q">Query at</label>
@@ -168,9 +169,10 @@ the score moves. Shift both: it stays.</p>
 <div class="beside"><input type="number" id="shift-exact" min="0" step="1" aria-label="Shift both by, exactly">
 <input type="range" id="shift" min="0" step="1"></div>
 </div>
+<figure id="score"></figure>
+</div>
 <div><div id="dial"></div><div id="rope-numbers" aria-live="polite"></div></div>
 </div>
-<figure id="score"></figure>
 <h3>Wavelengths of all pairs</h3>
 <figure id="waves"></figure>
 <p class="soft" id="waves-said"></p>
