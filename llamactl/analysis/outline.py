@@ -108,7 +108,7 @@ def _block(model: Model, layer: Layer, told: dict[str, str]) -> Iterator[_Row]:
             yield (key, *_norm(norm))
     a = layer.attn
     if isinstance(a, LatentAttention):
-        yield "attn", "mla", told["attention"], [*_latent(model, a), *_cached(model, layer)]
+        yield "attn", "mla", told["attention"], [*_latent(a), *_cached(model, layer)]
     elif a is not None:
         kind = "mha" if a.n_kv_heads == a.n_heads else "mqa" if a.n_kv_heads == 1 else "gqa"
         yield "attn", kind, told["attention"], [*_heads(a), *_cached(model, layer)]
@@ -159,9 +159,10 @@ def _heads(a: Attention) -> list[str]:
     return [*out, *([f"biases: {bias:,}"] if bias else [])]
 
 
-def _latent(model: Model, a: LatentAttention) -> list[str]:
-    full = a.cache().expand()
-    return [f"expanded, its {a.n_heads} heads would keep {full.elements:,} elements a token and layer"]
+def _latent(a: LatentAttention) -> list[str]:
+    full, kept = a.cache().expand(), a.cache().elements
+    held = f"kept: a latent of {a.kv_rank:,} and a rotated key of {a.qk_rope:,}, {kept:,} elements a token and layer"
+    return [*([held] if a.kv_rank + a.qk_rope == kept else []), f"expanded, its {a.n_heads} heads would keep {full.elements:,} elements a token and layer"]
 
 
 def _cached(model: Model, layer: Layer) -> list[str]:
@@ -170,9 +171,7 @@ def _cached(model: Model, layer: Layer) -> list[str]:
     every = sum(n * c.elements for x, n in model.distinct_layers() for c in x.caches())
     out = []
     for c in kept:
-        if c.kind == "latent":
-            out.append(f"kept: {c.heads} latent x {c.k_dim + c.v_dim:,} = {c.elements:,} elements a token and layer")
-        elif c.k_dim == c.v_dim:
+        if c.kind != "latent" and c.k_dim == c.v_dim:
             out += _product("kept, K and V", (2, c.heads, c.k_dim), c.elements, " elements a token and layer")
     if len(kept) == 1 and every == model.n_layers * kept[0].elements:
         out += _product("kept in all layers", (model.n_layers, kept[0].elements), every, " elements a token")

@@ -24,8 +24,9 @@ function showBars() {
     for (const [name, names, n] of there) {
       const part = component(place, names) / total;
       if (!part) continue;
+      const words = `${name} ${percent(part)}`;
       const piece = node("span", { class: `piece c${n}`, title: `${name}: ${number(component(place, names))}` },
-        part > 0.08 ? `${name} ${percent(part)}` : "");
+        part > 0.007 * words.length ? words : "");
       piece.style.width = `${100 * part}%`;
       bar.append(piece);
     }
@@ -124,12 +125,14 @@ function showCache() {
   showDevices(place);
 }
 
-// Devices of the memory sizes that the picture reaches, one for each size, and the next larger one.
+// Devices whose memory the picture reaches, far enough apart for their names to be read.
 function devices(most) {
-  const sizes = new Map();
-  for (const d of data.devices) if (!sizes.has(d.memory_bytes)) sizes.set(d.memory_bytes, d.title);
-  return [...sizes].sort((a, b) => a[0] - b[0]).filter(([memory], i, all) =>
-    memory <= most && (i === 0 || memory - all[i - 1][0] > most / 40)).map(([memory, title]) => [title, memory]);
+  const shown = [];
+  for (const d of [...data.devices].sort((a, b) => a.memory_bytes - b.memory_bytes)) {
+    const last = shown.length ? shown[shown.length - 1][1] : 0;
+    if (d.memory_bytes <= most && d.memory_bytes - last > most / 18) shown.push([d.title, d.memory_bytes]);
+  }
+  return shown;
 }
 
 function showGroups(list) {
