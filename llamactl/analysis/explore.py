@@ -17,9 +17,11 @@ from llamactl.analysis.kvcache import coefficients, kv_cache
 from llamactl.analysis.outline import outline
 from llamactl.analysis.params import ParamsReport, params
 from llamactl.analysis.rotations import Turning, turnings
+from llamactl.errors import InputRefused
 from llamactl.spec.edits import apply
 from llamactl.spec.features import diff, features
 from llamactl.spec.model import Model
+from llamactl.spec.parts import Attention
 from llamactl.spec.switches import SIZE, Choices, between, share_of, shares, with_share
 
 SHARE = "share"  # the control that says how many query heads share a KV head
@@ -84,7 +86,10 @@ class Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """One of the two models as it is published. dtype: of its weights. share: query heads to a KV head, if alike."""
+    """One of the two models as it is published. dtype: of its weights. share: query heads to a KV head, if alike.
+
+    silent: why there are no rotations, None where there are some.
+    """
 
     id: str
     family: str
@@ -94,6 +99,7 @@ class End:
     trained: int | None
     usable: int | None
     rotations: tuple[Turning, ...]
+    silent: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,10 +153,7 @@ class _State(NamedTuple):
 
 
 def explore(a: Model, b: Model | None, *, start: str, goal: str | None = None) -> ExploreReport:
-    """Cost every model between `a` and `b`; of `a` alone, all numbers of KV heads. start, goal: what to call them.
-
-    Raises LlamactlError where a model's rotations cannot be read.
-    """
+    """Cost every model between `a` and `b`; of `a` alone, all numbers of KV heads. start, goal: what to call them."""
     choices = between(a, b if b is not None else a)
     keys = tuple(s.key for s in choices.switches)
     reached = b is None or choices.reached()
@@ -275,9 +278,23 @@ def _words(a: Model, choices: Choices, key: str, title: str) -> SwitchWords:
 
 
 def _end(model: Model, name: str) -> End:
+    try:
+        found, why = turnings(model), None
+    except InputRefused as e:  # a file may keep what is not read
+        found, why = (), e.message
     return End(id=name, family=model.family, model_type=model.model_type, dtype=weights_dtype(model, None)[0].name,
                share=share_of(model), trained=model.context.trained, usable=model.context.usable,
-               rotations=turnings(model))
+               rotations=found, silent=why or (None if found else _still(model)))
+
+
+def _still(model: Model) -> str:
+    """How positions enter where nothing is turned."""
+    if model.positions is not None:
+        return ("turns nothing: its positions are added at the input, so that no shift of both leaves a score as it "
+                "was")
+    if any(isinstance(x.attn, Attention) and x.attn.alibi for x, _ in model.distinct_layers()):
+        return "turns nothing: each score gets a penalty that grows with the distance (ALiBi)"
+    return "turns nothing"
 
 
 def _proofs(world: int, states: Mapping[_State, Model]) -> Iterator[Proof]:

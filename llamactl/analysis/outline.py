@@ -162,7 +162,8 @@ def _heads(a: Attention) -> list[str]:
 def _latent(a: LatentAttention) -> list[str]:
     full, kept = a.cache().expand(), a.cache().elements
     held = f"kept: a latent of {a.kv_rank:,} and a rotated key of {a.qk_rope:,}, {kept:,} elements a token and layer"
-    return [*([held] if a.kv_rank + a.qk_rope == kept else []), f"expanded, its {a.n_heads} heads would keep {full.elements:,} elements a token and layer"]
+    return [*([held] if a.kv_rank + a.qk_rope == kept else []),
+            f"expanded, its {a.n_heads} heads would keep {full.elements:,} elements a token and layer"]
 
 
 def _cached(model: Model, layer: Layer) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from llamactl.analysis.rotations import turnings
 from llamactl.api import load
 from llamactl.source import presets
 from llamactl.spec.features import features
+from llamactl.spec.model import NotCounted
 from llamactl.spec.switches import between, share_of, shares
 
 
@@ -173,3 +175,25 @@ def test_a_page_can_be_made_of_every_preset() -> None:
         on = {s.key for s in found.switches} if len(found.worlds) == 1 else set()
         assert look(world.counts["total"], on, share_of(goal)) == goal.total(), name
         assert look(world.cache, on, share_of(goal)) == coefficients(goal), name
+
+
+@pytest.mark.parametrize(("name", "why"), [
+    ("gpt2", "added at the input"), ("transformer-base", "added at the input"), ("llama-3-8b", None),
+])
+def test_what_turns_nothing_says_why(name: str, why: str | None) -> None:
+    end = report(name).start
+    assert (why is None) == (end.silent is None) == bool(end.rotations)
+    assert why is None or why in str(end.silent)
+
+
+def test_alibi_is_told_as_such() -> None:
+    end = explore(load("gpt2", edits=["positions=alibi"]).model, None, start="x").start
+    assert end.silent == "turns nothing: each score gets a penalty that grows with the distance (ALiBi)"
+
+
+def test_rotations_that_a_file_hides_are_told_and_the_rest_is_there() -> None:
+    model = load("llama-3-8b").model
+    hidden = replace(model, not_counted=(*model.not_counted, NotCounted(what="RoPE factors", params=None, why="x")))
+    end = explore(hidden, None, start="x").start
+    assert end.rotations == ()
+    assert "not read" in str(end.silent)

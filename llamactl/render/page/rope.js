@@ -11,8 +11,7 @@ function turning() {
 
 function makeRope() {
   byId("rope-body").hidden = turnings.length === 0;
-  put("rope-none", ...(turnings.length ? silentEnds() : [`Nothing is rotated in ${data.start.id}${
-    twoModels ? ` or ${data.goal.id}` : ""}: positions enter another way.`]));
+  put("rope-none", ...silentEnds());
   if (!turnings.length) return;
   put("turn", ...turnings.map((t, i) => node("option", { value: i }, `${t.id}${t.of > 1
     ? `, ${t.turning.layers} layers` : ""}: base ${number(t.turning.theta)}`)));
@@ -34,9 +33,8 @@ function makeRope() {
 }
 
 function silentEnds() {
-  const silent = [data.start, ...(twoModels ? [data.goal] : [])].filter((e) => !e.rotations.length);
-  return silent.map((e) => `${e.id} turns nothing: its positions are added at the input, so that no shift of both `
-    + "leaves a score as it was.");
+  return [data.start, ...(twoModels ? [data.goal] : [])].filter((e) => e.silent !== null)
+    .map((e) => `${e.id}: ${e.silent}. `);
 }
 
 // The angle of a position for the pair in view, in radians.
