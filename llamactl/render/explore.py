@@ -109,7 +109,7 @@ _BODY = """<header>
 <ul id="read"></ul>
 <ul id="warnings" class="warn"></ul>
 <p class="soft">The same in a terminal:</p>
-<pre id="command" tabindex="0" aria-label="Commands that print these numbers"></pre>
+<pre id="command" tabindex="0" role="region" aria-label="Commands that print these numbers"></pre>
 </section>
 <section aria-labelledby="blocks-title">
 <h2 id="blocks-title">The block</h2>

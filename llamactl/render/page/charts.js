@@ -32,7 +32,7 @@ function showBars() {
     }
     return node("div", {}, node("p", { class: "bar-name" }, columnName(which), ` ${number(total)}`), bar);
   }));
-  put("bars-table", table(["", ...all.map(([which]) => columnName(which))], there.map(([name, names, n]) =>
+  put("bars-table", table(["Part", ...all.map(([which]) => columnName(which))], there.map(([name, names, n]) =>
     row(node("span", {}, node("i", { class: `key c${n}` }), ` ${name}`), ...all.map(([which, p]) =>
       exact(component(p, names), node("span", {}, number(component(p, names)),
         node("small", {}, ` ${percent(component(p, names) / count(p, "total"))}`)), name, which))))));

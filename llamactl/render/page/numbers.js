@@ -37,7 +37,7 @@ function showNumbers() {
     line("Weights and cache", "together", (p, n, c) =>
       bytesCell(weightBytes(p, w) + cacheBytes(p, ctx, batch, kv) + stateBytes(p, batch), n, c)),
   ];
-  put("numbers", table(["", ...all.map(([which]) => columnName(which))], rows.filter(Boolean)));
+  put("numbers", table(["Quantity", ...all.map(([which]) => columnName(which))], rows.filter(Boolean)));
   put("read", ...readings().map((words) => node("li", {}, words)));
   put("warnings", ...warnings().map((words) => node("li", {}, words)));
   put("command", commands().join("\n"));
@@ -133,7 +133,7 @@ function showSteps() {
 }
 
 function stepTable(name, steps) {
-  const head = ["", "Parameters", "Feed-forward's share", `Cache a token, ${state.kv}`, `Cache at ${tokens(state.ctx)}`];
+  const head = ["Model", "Parameters", "Feed-forward's share", `Cache a token, ${state.kv}`, `Cache at ${tokens(state.ctx)}`];
   return table(head, steps.map(([key, title, place]) => {
     const here = samePlace(place, state.place);
     const go = node("button", { type: "button", class: "link", "data-focus": `${name}/${key}`,

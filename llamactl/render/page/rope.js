@@ -71,7 +71,7 @@ function showRope() {
   }
   const q = state.q + state.shift, k = state.k + state.shift;
   const f = frequency(), s = share(q, k);
-  put("rope-numbers", table(["", `pair ${state.pair}`], [
+  put("rope-numbers", table(["Quantity", `pair ${state.pair}`], [
     row("Share of the score", exact(s, s.toFixed(6), "share", "rope")),
     row("Query, key", exact("", `${number(q)}, ${number(k)}`, "positions", "rope")),
     row("Distance", exact(q - k, number(q - k), "distance", "rope")),
