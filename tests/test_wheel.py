@@ -86,6 +86,9 @@ def test_the_installed_program_answers_without_a_network(wheel: Path, bin_: Path
     text = call(*cut_off, bin_ / "llamactl", "kv-cache", "meta-llama/Meta-Llama-3-8B", "--ctx", "131072", cwd=where)
     assert "17,179,869,184 B (17.18 GB, 16.00 GiB)" in text.stdout
     assert "source: preset" in text.stdout
+    done = call(*cut_off, bin_ / "llamactl", "explore", "gpt2", "llama-3-8b", "-o", tmp_path / "page.html", cwd=where)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "page.html").stat().st_size > 100_000  # the page's own files are in the wheel
     if cut_off:
         done = call(*cut_off, bin_ / "llamactl", "params", "acme/none", cwd=where, HOME=str(where))
         assert done.returncode == 4
