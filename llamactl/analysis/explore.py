@@ -41,8 +41,8 @@ class Table:
 class World:
     """The models that one set of controls makes. reference, edits: what the command line calls them.
 
-    tables: `counts` (parameters by component and size), `cache` (coefficients of each group of layers), `outline`
-    (parts of the drawing), `words` (features), `shares` (what SHARE can be).
+    counts: parameters by component, and sizes. words: features. parts, form: the drawing, as analysis.outline has it.
+    cache: coefficients of each group of layers. state_bytes: of one sequence. shares: what SHARE can be.
     """
 
     reference: str

@@ -115,6 +115,7 @@ _BODY = """<header>
 <h2 id="blocks-title">The block</h2>
 <p class="soft">A token enters at the top. Choose a part to read what it does and what it costs.</p>
 <div id="blocks" class="two-columns"></div>
+<details><summary>The same in words</summary><div id="features"></div></details>
 </section>
 <section aria-labelledby="part-title">
 <h2 id="part-title">The part you chose</h2>

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from math import isqrt
 
 from llamactl.errors import UsageError
 from llamactl.spec import path
@@ -19,6 +20,7 @@ from llamactl.spec.model import Model
 from llamactl.spec.parts import MLP, Attention
 
 SIZE, FFN, KV = "size", "ffn", "kv"
+MOST_SHARES = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +107,14 @@ def _alike(x: Model, y: Model) -> bool:
 
 def shares(model: Model) -> tuple[int, ...]:
     """The query heads that can share a KV head in every layer alike; empty without heads of keys and values."""
-    heads = _heads(model)
-    if heads is None or _share(model) is None:
+    heads, own = _heads(model), _share(model)
+    if heads is None or own is None:
         return ()
-    return tuple(n for n in range(1, heads + 1) if heads % n == 0)
+    small = [n for n in range(1, isqrt(heads) + 1) if heads % n == 0]
+    found = sorted({*small, *(heads // n for n in small)})
+    if len(found) > MOST_SHARES:  # no model has so many, but a config can
+        found = [n for n in found if n & (n - 1) == 0 or n in (own, heads)]
+    return tuple(found)
 
 
 def with_share(model: Model, share: int) -> tuple[str, ...]:

@@ -221,6 +221,16 @@ def test_a_part_tells_what_it_is_and_costs(opened: Any, cli: Any) -> None:
     assert "gpt2: Learned positions" in select(page, "pos_embed")
 
 
+def test_the_drawing_is_there_in_words(opened: Any, cli: Any) -> None:
+    page = opened("gpt2 gemma-2-9b")
+    page.click("text=The same in words")
+    said = cli("compare", "gpt2", "gemma-2-9b", "--json").models
+    shown = page.eval_on_selector_all("#features td", "e => e.map(x => [x.dataset.column, x.dataset.name, "
+                                                      "x.innerText])")
+    for column, model in (("start", said[0]), ("now", said[1]), ("goal", said[1])):
+        assert {name: text for which, name, text in shown if which == column} == model["features"]
+
+
 def select(page: Any, part: str) -> str:
     page.click(f"#blocks button[data-part={part}]")
     return str(page.inner_text("#part"))

@@ -83,6 +83,13 @@ def test_shares_are_the_divisors_of_the_heads() -> None:
     assert with_share(model("llama-3-8b"), 4) == ()
 
 
+def test_heads_with_hundreds_of_divisors_have_few_choices() -> None:
+    """55,440 heads have 120 divisors, and each choice doubles with every switch."""
+    odd = load("llama-3-8b", edits=["head_dim=2", "n_kv_heads=1", "n_heads=55440", "n_kv_heads=18480"]).model
+    assert shares(odd) == (1, 2, 3, 4, 8, 16, 55_440)
+    assert share_of(odd) == 3
+
+
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite"])
 def test_a_latent_has_no_heads_to_share(name: str) -> None:
     assert shares(model(name)) == ()

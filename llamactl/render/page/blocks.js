@@ -63,6 +63,9 @@ function showBlocks() {
     ? [column("start", startPlace, state.place), column("now", state.place, startPlace)]
     : [column("now", state.place, null)];
   put("blocks", ...made);
+  const all = columns();
+  put("features", table(["Feature", ...all.map(([which]) => columnName(which))], Object.keys(data.worlds[0].words)
+    .map((name) => row(name, ...all.map(([which, p]) => exact("", look(world(p).words[name], p), name, which))))));
   showPart();
 }
 
