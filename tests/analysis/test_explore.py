@@ -165,11 +165,24 @@ def test_proofs_are_spread_over_the_states() -> None:
 
 
 @pytest.mark.slow
-def test_a_page_can_be_made_of_every_preset() -> None:
-    """From GPT-2 to each and of each alone: no state is refused, and the goal is what is published."""
+def test_no_state_between_any_families_is_refused() -> None:
+    """Every subset of the switches is a model: for pairs of one preset a family, drawn at random."""
+    first = {load(f"preset:{n}").model.family: load(f"preset:{n}").model for n in reversed(list(presets.names()))}
+    pairs = [(a, b) for a in first.values() for b in first.values() if a != b]
+    random.Random(5).shuffle(pairs)
+    for a, b in pairs[:25]:
+        choices = between(a, b)
+        states = module._costed(choices, [s.key for s in choices.switches])
+        assert len(states) >= 2 ** len(choices.switches)
+        assert choices.reached() in (True, False)
+
+
+@pytest.mark.slow
+def test_a_page_can_be_made_of_every_family() -> None:
+    """From GPT-2 to one of each family: the goal on the page is what is published."""
     start = load("gpt2").model
-    for name in presets.names():
-        goal = load(f"preset:{name}").model
+    for goal in {(m := load(f"preset:{n}").model).family: m for n in presets.names()}.values():
+        name = goal.family
         found = explore(start, goal, start="gpt2", goal=name)
         world = found.worlds[-1]
         on = {s.key for s in found.switches} if len(found.worlds) == 1 else set()

@@ -35,6 +35,7 @@ def test_gpt2_to_llama_is_switched_part_by_part() -> None:
 @pytest.mark.parametrize(("a", "b", "reached"), [
     ("gpt2", "gpt2-xl", True), ("llama-3-8b", "gpt2", True), ("llama-2-7b", "llama-3-8b", True),
     ("gpt2", "mixtral-8x7b", False), ("gpt2", "gemma-2-9b", False), ("gpt2", "deepseek-v3", False),
+    ("gemma-2-2b", "qwen2.5-7b", False),  # layers that differ are not made more, and 7 heads of its 8 cannot share one
     ("transformer-base", "llama-3-8b", False),  # no edit moves a norm from behind the sum to before the branch
 ])
 def test_what_edits_reach_is_told(a: str, b: str, reached: bool) -> None:
