@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llamactl.analysis import explore as module
+from llamactl.analysis import outline as module_outline
 from llamactl.analysis.explore import ExploreReport, Table, explore
 from llamactl.analysis.kvcache import coefficients, kv_cache
 from llamactl.analysis.outline import outline
@@ -129,6 +130,11 @@ def test_the_lines_of_a_part_are_products() -> None:
                     for factor in left.rpartition(": ")[2].split(" x "):
                         product *= int(factor.replace(",", "").split()[0])
                     assert product == int(right.split()[0].replace(",", "")), (name, line)
+
+
+def test_a_product_that_is_none_is_not_said() -> None:
+    assert module_outline._product("x", (2, 3), 6) == ["x: 2 x 3 = 6"]
+    assert module_outline._product("x", (2, 3), 7) == []
 
 
 def test_the_most_common_block_is_drawn() -> None:
