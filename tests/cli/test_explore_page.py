@@ -404,6 +404,18 @@ def test_a_page_that_was_changed_says_so(chromium: Any, pages: Any, tmp_path: Pa
     page.close()
 
 
+def test_an_odd_number_of_weights_fills_whole_blocks(chromium: Any, tmp_path: Path) -> None:
+    """Two weights in int4 share a byte, and the last one of an odd number has one to itself."""
+    odd = load("gpt2", edits=["hidden=767"])
+    assert odd.model.total() % 2 == 1
+    (tmp_path / "x.html").write_bytes(made([odd])[1])
+    page = chromium.new_page()
+    page.goto((tmp_path / "x.html").as_uri() + "#w=int4")
+    assert page.evaluate("document.documentElement.dataset.ready") == "yes"
+    assert numbers(page)["now"]["weights_bytes"] == str(odd.model.total() // 2 + 1)
+    page.close()
+
+
 @pytest.mark.parametrize("models", ["gpt2 llama-3-8b", "gpt2 deepseek-v3", "gemma-3-4b"])
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
 def test_nothing_is_wider_than_the_screen(opened: Any, models: str, width: int) -> None:
