@@ -174,6 +174,11 @@ def test_why_the_cache_is_smaller_and_the_feed_forward_larger_can_be_read_off(op
                      "4x fewer.")
     assert feed == ("Feed-forward: matrices: 3 x 4,096 x 14,336 = 176,160,768; 176,160,768 of the 218,112,000 "
                     "parameters of a block, beside 41,943,040 of attention: 80.8%.")
+    page.click("#all-off")
+    assert page.inner_text("#read li:last-child") == (
+        "Feed-forward: matrices: 2 x 768 x 3,072 = 4,718,592, biases: 3,840; 4,722,432 of the 7,087,872 parameters of "
+        "a block, beside 2,362,368 of attention: 66.6%.")
+    page.click("#all-on")
     taken = {r.split("\t")[0]: r.split("\t")[1:] for r in page.inner_text("#without").split("\n") if "without" in r}
     assert taken["llama-3-8b without: KV heads"] == ["8,835,567,616", "72.4%", "524,288 B", "4,294,967,296 B"]
     assert taken["llama-3-8b without: gate and activation"][1] == "73.7%"
