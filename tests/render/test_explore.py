@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from base64 import b64encode
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 
 from llamactl.analysis.explore import explore
 from llamactl.analysis.outline import outline
+from llamactl.analysis.params import params
 from llamactl.api import load
 from llamactl.render.explore import SCRIPTS, page
 from llamactl.render.parts import PARTS
@@ -83,6 +84,16 @@ def test_every_file_of_the_page_is_in_it(text: str) -> None:
         lines = file.read_text(encoding="utf-8").splitlines()
         assert len(lines) <= 350
         assert max(map(len, lines)) <= 130, file.name
+
+
+def test_every_component_stands_in_one_row() -> None:
+    """The rows of "where the parameters live" are all leaves of `params`' components, each once."""
+    rows = (FOLDER / "charts.js").read_text(encoding="utf-8").partition("COMPONENTS = [")[2].partition("];")[0]
+    named = [n for row in re.findall(r"\[\"[a-z -]+\", \[([^\]]*)\]\]", rows) for n in re.findall(r"\"([^\"]+)\"", row)]
+    parts = params(load("gpt2").model).components
+    leaves = [f"{name}.{k}" if k else name for name, value in asdict(parts).items()
+              for k in (value if isinstance(value, dict) else ("",)) if k != "total"]
+    assert sorted(named) == sorted(leaves)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node here")
