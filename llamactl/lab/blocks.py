@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from llamactl.analysis.experiment import Chart, Claim, Finding, Grid, Line, Outcome, Passage, found
+from llamactl.analysis.experiment import Cell, Chart, Claim, Finding, Grid, Line, Outcome, Passage, found
 from llamactl.lab._setting import Setting
 from llamactl.lab._tracing import Stage, side_by_side, trace
 from llamactl.lab._training import BYTES, Learned, Recipe, Windows, learn, windows
@@ -146,7 +146,8 @@ def _table(both: Pair) -> Grid:
     """Means over equal stretches of steps."""
     n = len(both[0].losses)
     edges = [round(k * n / min(ROWS, n)) for k in range(min(ROWS, n) + 1)]
-    rows = tuple((f"{a + 1:,}-{b:,}" if b > a + 1 else f"{b:,}", *(round(_mean(x.losses[a:b]), 4) for x in both))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (f"{a + 1:,}-{b:,}" if b > a + 1 else f"{b:,}", *(round(_mean(x.losses[a:b]), 4) for x in both))
                  for a, b in zip(edges, edges[1:], strict=False))
     return Grid(title="training loss, nats per byte, mean over steps", columns=("steps", OLD, NEW), rows=rows)
 

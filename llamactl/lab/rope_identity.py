@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llamactl.analysis.experiment import Claim, Finding, Grid, Outcome, found, skipped
+from llamactl.analysis.experiment import Cell, Claim, Finding, Grid, Outcome, found, skipped
 from llamactl.lab._drawn import network
 from llamactl.lab._setting import NO_CHECKPOINT, Checkpoint, Setting
 from llamactl.net import kernels
@@ -201,7 +201,7 @@ def _meet(net: Decoder, ids: Tensor, at: int) -> tuple[Tensor, Tensor]:
 
 def _grid(made: dict[tuple[int, torch.dtype], Rotated]) -> Grid:
     """Median and largest spread for each distance."""
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for (dim, dtype), r in made.items():
         for offset in OFFSETS:
             cells = [f"{float(x):.1e}" for most in (NEAR, max(SHIFTS)) for x in (

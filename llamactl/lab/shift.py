@@ -27,7 +27,8 @@ TABLE = "with learned positions they do not, and past the table's end there are 
 
 def run(given: Setting) -> Outcome:
     """Drawn weights with rotations and with a table, then the trained ones."""
-    rope, table = [], []
+    rope: list[Finding] = []
+    table: list[Finding] = []
     for name, to in (("llama-3-8b", rope), ("gpt2", table)):
         edits = ("n_kv_heads=2", *SMALL) if to is rope else SMALL
         model = given.small(name, *edits)

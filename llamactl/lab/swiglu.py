@@ -26,7 +26,7 @@ def run(given: Setting) -> Outcome:
     return Outcome(
         claims=(Claim(claim="Swish(2) = 1.7616, Swish(-2) = -0.2384: not zero below zero",
                       formula="Swish(x) = x / (1 + e^-x)", findings=tuple(_swish(given))),
-                Claim(claim="three matrices of width 8d/3 hold what two of 4d do, and widths in use are that, rounded up",
+                Claim(claim="three matrices of width 8d/3 hold what two of 4d do; widths in use are that, rounded up",
                       formula="3 d f = 2 d (4 d), f = 8 d / 3, up to a multiple", findings=tuple(_widths(given))),
                 Claim(claim="trained weights miss their gate far more than the shape of its curve",
                       formula="loss(edited) - loss, nats per token", findings=tuple(_costs(given)))),

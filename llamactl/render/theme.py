@@ -40,6 +40,7 @@ svg { display: block; width: 100%; height: auto; }
 svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--soft); }
 svg .axis { stroke: var(--line); stroke-width: 1; }
 svg .line { fill: none; stroke: var(--mark); stroke-width: 1.5; stroke-linecap: round; }
+svg .line.other { stroke: var(--warn); stroke-dasharray: 5 2; }
 svg .bar { fill: var(--mark); } svg .wrong { fill: var(--bad); }
 svg .limit { stroke: var(--warn); stroke-dasharray: 4 3; }
 svg .limit-text { fill: var(--warn); stroke: var(--back); stroke-width: 4px; paint-order: stroke; }
