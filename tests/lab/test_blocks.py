@@ -117,26 +117,24 @@ def test_gradients_are_the_slopes_of_the_loss(pair: tuple[Model, Model], data: W
             net.forget()
             loss = training._loss(net, data.held[:2]).mean()
             loss.backward()
-            for name, p in list(net.named_parameters())[:12]:
+            for name, p in net.named_parameters():
                 assert p.grad is not None, name
-                step = torch.randn(p.shape, generator=draws(1), dtype=torch.float64) * 1e-4
+                step = p.grad / p.grad.norm() * 1e-2
                 with torch.no_grad():
                     p += step
                     up = float(training._loss(net, data.held[:2]).mean())
                     p -= 2 * step
                     down = float(training._loss(net, data.held[:2]).mean())
                     p += step
-                slope = float((p.grad * step).sum())
-                assert (up - down) / 2 == pytest.approx(slope, rel=2e-2, abs=2e-7), name
+                assert (up - down) / 2 == pytest.approx(float((p.grad * step).sum()), rel=2e-2), name
 
 
-def test_a_run_that_is_not_deterministic_is_seen(done: Callable[..., Experiment], pick: Any,
+def test_a_run_that_is_not_deterministic_is_seen(pair: tuple[Model, Model], data: Windows, setting: Any,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [f.verdict for f in blocks._again(pair, RECIPE, data, setting())] == ["holds", "holds"]
     right = training._loss
     monkeypatch.setattr(training, "_loss", lambda net, ids: right(net, ids) * (1 + 1e-6 * torch.rand(())))
-    e = done("blocks", steps=2)
-    assert pick(e, "2017: largest difference of 2 steps").verdict == "differs"
-    assert pick(e, "2024: largest difference of 2 steps").verdict == "differs"
+    assert [f.verdict for f in blocks._again(pair, RECIPE, data, setting())] == ["differs", "differs"]
 
 
 def test_the_report_of_a_short_run(done: Callable[..., Experiment], pick: Any) -> None:

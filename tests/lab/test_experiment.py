@@ -78,7 +78,8 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_newcomers_file_is_found(copied: Path) -> None:
     (copied / "_piece.py").write_text("")
     (copied / "notes.txt").write_text("")
-    (copied / "a_new_one.py").write_text('"""Does it?\n\nSource: somebody, 2026,\npage 3.\n\nMore.\n"""\nimport no_such_thing\n')
+    doc = "Does it?\n\nSource: somebody, 2026,\npage 3.\n\nMore.\n"
+    (copied / "a_new_one.py").write_text(f'"""{doc}"""\nimport no_such_thing\n')
     new = {c.name: c for c in lab.cards.__wrapped__()}["a-new-one"]
     assert (new.title, new.source) == ("Does it?", "somebody, 2026, page 3")
 

@@ -29,7 +29,7 @@ def test_correlation_of_the_two_norms(done: Callable[..., Experiment], pick: Any
         f = pick(e, f"centred rows, d {dim:,}")
         assert f.value == pytest.approx(value, abs=room)
         assert (f.expected, f.verdict) == (1 - 1 / (2 * dim), "holds")
-        assert f.tolerance < 0.1 * (1 - f.expected)
+        assert f.tolerance < 0.2 * (1 - f.expected)
     moved = pick(e, "each row moved by its own N(0, 1), d 512")
     assert 0.7 < moved.value < 0.9
     assert moved.verdict == "holds"
@@ -130,8 +130,8 @@ def test_cache_sizes_are_read_off_cache_tensors(done: Callable[..., Experiment],
     assert pick(e, "elements a token", "gpt2").value == 18_432
     assert {f.of: f.value for c in e.claims for f in c.findings if f.what == "elements a token"} == {
         "gpt2": 18_432, "smollm2-135m": 11_520, "smollm2-135m, n_kv_heads=9": 34_560}
-    for words, value in (("32 KV heads, 8,192", 4 << 30), ("8 KV heads, 8,192", 1 << 30), ("1 KV head, 8,192", 128 << 20)):
-        f = pick(e, words, "llama-3-8b")
+    for heads, value in (("32 KV heads", 4 << 30), ("8 KV heads", 1 << 30), ("1 KV head", 128 << 20)):
+        f = pick(e, f"{heads}, 8,192", "llama-3-8b")
         assert (f.value, f.unit, f.verdict, f.note) == (value, "bytes", "holds", None)
     written = pick(e, "written by 48 tokens, of each")
     assert written.value == written.expected == 2 * 2 * 2 * 8
