@@ -30,7 +30,7 @@ def lab(
                      "skipped without. May be repeated.")] = None,
     text: Annotated[str | None, typer.Option("--text", metavar="FILE", show_default=False, help="UTF-8 text that "
                     "blocks learns and trained weights are measured on. Default: Hamlet; verify's passage.")] = None,
-    bytes_: Annotated[bool, typer.Option("--bytes", help="A model without a tokenizer reads the bytes of a text.")
+    bytes_: Annotated[bool, typer.Option("--bytes", help="A model of 256 tokens without a tokenizer reads bytes.")
                       ] = False,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, max=(1 << 63) - 1, help="Of every draw.")] = 0,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, max=100_000, show_default=False,
@@ -38,7 +38,7 @@ def lab(
     device: Annotated[str, typer.Option("--device", metavar="auto|cuda|cpu|mps", help="Where to compute; trained "
                       "weights are measured on the CPU.")] = "cpu",
     threads: Annotated[int | None, typer.Option("--threads", metavar="N", min=1, max=4096, show_default=False,
-                       help="CPU threads. With 1, a seed gives the same losses to the last bit.")] = None,
+                       help="CPU threads. Default: all, but for blocks 1, so that a seed says every bit.")] = None,
     report: Annotated[str | None, typer.Option("--report", metavar="FILE.html", show_default=False, help="Also a page "
                       "with the curves drawn.")] = None,
     force: ForceOpt = False,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from llamactl.spec.model import Model
 
 TOKENS = 1024
+BYTES = 256
 Warnings = list[tuple[str, str]]
 
 
@@ -103,7 +104,8 @@ def _measured(asked: Asked, checkpoints: tuple[Checkpoint, ...], text: str | Non
     if asked.threads is not None:
         devices.use_threads(asked.threads)
     device = devices.find_device(asked.device)
-    setting = Setting(describe=_describe, seed=asked.seed, device=device, checkpoints=checkpoints, steps=asked.steps,
+    setting = Setting(describe=_describe, seed=asked.seed, device=device, threads=asked.threads,
+                      checkpoints=checkpoints, steps=asked.steps,
                       text=lab.excerpt() if text is None else text.encode(),
                       text_name="Hamlet" if asked.text is None else os.path.basename(asked.text), tell=tell)
     made = []
@@ -129,11 +131,12 @@ def _checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnings) 
     try:
         tokenizer = tokens.open_tokenizer(place(opened), model_type=model.model_type, vocab=model.embed.vocab)
     except NotAvailable as e:
-        if asked.bytes:
-            tokenizer = tokens.byte_tokenizer(vocab=model.embed.vocab)
+        if asked.bytes and model.embed.vocab == BYTES:
+            tokenizer = tokens.byte_tokenizer(vocab=BYTES)
         else:
+            more = "; where they are bytes, --bytes says so" if model.embed.vocab == BYTES else ""
             said.append(("no-tokenizer", f"{id}: {e.message}: its tokens are made up, so claims about its loss are "
-                         "skipped; where it reads bytes, --bytes says so"))
+                         f"skipped{more}"))
     if text is None or tokenizer is None:
         found = probe(model, tokenizer, most)
         ids, read = found.ids[:most], found.source == "passage"

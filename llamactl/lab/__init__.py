@@ -56,7 +56,8 @@ def chosen(names: Sequence[str]) -> tuple[Card, ...]:
         if name not in known:
             from difflib import get_close_matches
 
-            near = get_close_matches(name.lower().replace("_", "-"), [*known, EVERY], 1)
+            word = name.lower().replace("_", "-")
+            near = get_close_matches(word, [*known, EVERY], 1) or [n for n in known if word and n.startswith(word)]
             raise UsageError("experiment", f"no experiment {name!r}",
                              help=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
         out[name] = known[name]

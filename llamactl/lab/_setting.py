@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from llamactl.spec.model import Model
 from llamactl.verify.ablate import Ablated, ablate
 
 NO_CHECKPOINT = "needs trained weights: --model CKPT"
+LOST = "its loss on this text is above that of a guess, ln(vocabulary): it cannot read these tokens"
 MADE_UP = "the tokens are made up, for want of a tokenizer: a loss on them says nothing of the weights"
 
 
@@ -32,6 +34,12 @@ class Checkpoint:
         """What `llamactl ablate` measures, on the first tokens of the text; on the CPU, in fp32."""
         return ablate(self.model, self.source, list(self.ids[:tokens]), edits=edits, shifts=shifts)
 
+    def unread(self, loss: float) -> str | None:
+        """Why its loss on these tokens says nothing; None where it does."""
+        if not self.read:
+            return MADE_UP
+        return LOST if loss > math.log(self.model.embed.vocab) else None
+
     def network(self, layers: int) -> Decoder:
         """The network of the first layers, in fp32 on the CPU."""
         net = build(apply(self.model, f"n_layers={layers}"))
@@ -43,12 +51,14 @@ class Checkpoint:
 class Setting:
     """describe: a bundled model by name. seed: of every draw. text: bytes that `blocks` learns; text_name: whose.
 
-    steps: of training, None for what fits a minute or two. tell: told what is done next.
+    threads: of the CPU, as they were asked for; None for all. steps: of training, None for what fits a minute or two.
+    tell: told what is done next.
     """
 
     describe: Callable[[str], Model]
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    threads: int | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
     text: bytes = b""
     text_name: str = ""
@@ -70,6 +80,18 @@ class Setting:
     def wide(self) -> bool:
         """Whether the device computes in fp64."""
         return self.device.type != "mps"
+
+
+@contextmanager
+def on_threads(count: int | None) -> Iterator[None]:
+    """Inside, the CPU's operations run on so many threads; None changes nothing."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from llamactl.analysis.experiment import Cell, Chart, Claim, Finding, Grid, Line, Outcome, Passage, found
-from llamactl.lab._setting import Setting
+from llamactl.lab._setting import Setting, on_threads
 from llamactl.lab._tracing import Stage, side_by_side, trace
 from llamactl.lab._training import BYTES, Learned, Recipe, Windows, learn, windows
 from llamactl.net.cache import Cache
@@ -54,7 +54,14 @@ def matched(model: Model, total: int) -> Model:
 
 
 def run(given: Setting) -> Outcome:
-    """Train both, then compare their losses, one traced text and what they write."""
+    """Train both, then compare their losses, one traced text and what they write. On one CPU thread unless asked for
+    more, so that a seed says every bit.
+    """
+    with on_threads(given.threads or 1):
+        return _run(given)
+
+
+def _run(given: Setting) -> Outcome:
     pair = models(given)
     recipe = Recipe(steps=given.steps or STEPS)
     data = windows(given.text, recipe, given.draws())
@@ -116,17 +123,13 @@ def _losses(both: Pair, recipe: Recipe, given: Setting) -> Iterator[Finding]:
 def _again(pair: tuple[Model, Model], recipe: Recipe, data: Windows, given: Setting) -> Iterator[Finding]:
     """The first steps of both, twice, on one thread."""
     few = Windows(data.batches[:AGAIN], data.held[:1])
-    threads = torch.get_num_threads()
-    if given.device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
+    cpu = given.device.type == "cpu"
+    with on_threads(1 if cpu else None):
         for name, model in zip((OLD, NEW), pair, strict=True):
             a, b = (learn(model, recipe, few, given.draws(), given.device).losses for _ in range(2))
             yield found(f"{name}: largest difference of {len(a)} steps, run twice",
-                        max(abs(x - y) for x, y in zip(a, b, strict=True)), of=f"{given.device.type}, 1 thread"
-                        if given.device.type == "cpu" else given.device.type, unit="nats per byte", expected=0.0)
-    finally:
-        torch.set_num_threads(threads)
+                        max(abs(x - y) for x, y in zip(a, b, strict=True)), unit="nats per byte", expected=0.0,
+                        of="cpu, 1 thread" if cpu else given.device.type)
 
 
 def _stream(traces: tuple[dict[str, Stage], dict[str, Stage]]) -> Iterator[Finding]:

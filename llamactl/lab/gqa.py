@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from llamactl.analysis.experiment import Claim, Finding, Grid, Outcome, found, skipped
 from llamactl.analysis.kvcache import kv_cache
 from llamactl.lab._drawn import Drawn, network
-from llamactl.lab._setting import MADE_UP, NO_CHECKPOINT, Checkpoint, Setting
+from llamactl.lab._setting import NO_CHECKPOINT, Checkpoint, Setting
 from llamactl.net.attention import SelfAttention
 from llamactl.net.cache import Cache
 from llamactl.spec.edits import apply
@@ -157,9 +157,9 @@ def _averaged(trained: Trained) -> Iterator[Finding]:
         yield skipped(what, NO_CHECKPOINT, unit="nats per token")
     for c, done in trained:
         row = next(iter(done.rows), None)
-        attn = c.model.layers[0].attn
-        if not c.read or row is None or row.change is None or not isinstance(attn, Attention) or attn.n_kv_heads == 1:
-            why = MADE_UP if not c.read else (row.note if row is not None else None) or "it has no KV heads to average"
+        attn, why = c.model.layers[0].attn, c.unread(done.base_loss)
+        if why or row is None or row.change is None or not isinstance(attn, Attention) or attn.n_kv_heads == 1:
+            why = why or (row.note if row is not None else None) or "it has no KV heads to average"
             yield skipped(what, why, of=c.id, unit="nats per token")
             continue
         yield found("loss", done.base_loss, of=c.id, unit="nats per token")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from llamactl.analysis.experiment import Claim, Finding, Grid, Outcome, found, skipped
-from llamactl.lab._setting import MADE_UP, NO_CHECKPOINT, Checkpoint, Setting
+from llamactl.lab._setting import NO_CHECKPOINT, Checkpoint, Setting
 from llamactl.net.blocks import ACTIVATIONS
 from llamactl.spec.model import Model
 from llamactl.spec.parts import MLP
@@ -88,12 +88,14 @@ def _costs(given: Setting) -> Iterator[Finding]:
 
 
 def _cost(c: Checkpoint) -> Iterator[Finding]:
-    part = c.model.layers[0].mlp
-    if not c.read or not isinstance(part, MLP) or not part.gated or part.activation != "silu":
-        yield skipped("loss under GELU, and without the gate", "it has no SwiGLU" if c.read else MADE_UP, of=c.id,
-                      unit="nats per token")
+    part, what = c.model.layers[0].mlp, "loss under GELU, and without the gate"
+    if not isinstance(part, MLP) or not part.gated or part.activation != "silu":
+        yield skipped(what, "it has no SwiGLU", of=c.id, unit="nats per token")
         return
     done = c.ablated(EDITS)
+    if why := c.unread(done.base_loss):
+        yield skipped(what, why, of=c.id, unit="nats per token")
+        return
     yield found("loss", done.base_loss, of=c.id, unit="nats per token")
     change = {r.edit: r.change for r in done.rows if r.change is not None}
     for edit, what in zip(EDITS, ("GELU for Swish", "no gate"), strict=True):
