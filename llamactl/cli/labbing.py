@@ -105,9 +105,9 @@ def _measured(asked: Asked, checkpoints: tuple[Checkpoint, ...], text: str | Non
         devices.use_threads(asked.threads)
     device = devices.find_device(asked.device)
     setting = Setting(describe=_describe, seed=asked.seed, device=device, threads=asked.threads,
-                      checkpoints=checkpoints, steps=asked.steps,
+                      checkpoints=checkpoints, steps=asked.steps, tell=lambda what: tell(printable(what)),
                       text=lab.excerpt() if text is None else text.encode(),
-                      text_name="Hamlet" if asked.text is None else os.path.basename(asked.text), tell=tell)
+                      text_name="Hamlet" if asked.text is None else os.path.basename(asked.text))
     made = []
     for card in asked.cards:
         tell(card.name)
@@ -122,10 +122,12 @@ def _checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnings) 
     from llamactl import tokens
     from llamactl.cli.running import place
     from llamactl.lab._setting import Checkpoint
+    from llamactl.net.decoder import build
     from llamactl.net.generate import check_ids, positions
     from llamactl.verify.probe import probe
 
     model, id = opened.model, opened.source.id
+    build(model)  # refuses what the network does not run, before any experiment has begun
     most = min(x for x in (TOKENS, positions(model), model.context.usable) if x is not None)
     tokenizer: Any = None
     try:

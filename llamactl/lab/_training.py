@@ -106,7 +106,7 @@ def learn(model: Model, recipe: Recipe, data: Windows, draws: torch.Generator, d
 def held_loss(net: Decoder, held: Tensor) -> Tensor:
     """(n,) mean loss of each window, in fp64 on the CPU."""
     with by_autograd(net.device):
-        return torch.cat([_loss(net, part.to(net.device)).mean(1).double().cpu() for part in torch.split(held, 16)])
+        return torch.cat([_loss(net, part.to(net.device)).mean(1).cpu().double() for part in torch.split(held, 16)])
 
 
 def _loss(net: Decoder, ids: Tensor) -> Tensor:

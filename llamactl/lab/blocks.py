@@ -32,7 +32,7 @@ STEPS = 250  # some two minutes on one thread
 JUDGED = 100  # steps, before which nothing is claimed of the losses
 APART = 1e-3  # of the parameters
 AGAIN = 3  # steps that are run twice
-ROWS = 25  # of the table of losses
+ROWS = 10  # of the table of losses
 PROMPT, SAMPLE, TRACED = b"HAMLET.\n", 240, 48  # bytes
 Pair = tuple[Learned, Learned]
 
@@ -114,7 +114,7 @@ def _losses(both: Pair, recipe: Recipe, given: Setting) -> Iterator[Finding]:
     apart = both[1].held - both[0].held
     error = float(apart.std()) / len(apart) ** 0.5 if len(apart) > 1 else float("nan")
     early = recipe.steps < JUDGED
-    note = f"standard error {error:.2g}, window by window"
+    note = f"standard error {error:.2g}, window by window; of one seed, at this size and after so many steps"
     yield found(f"loss of {NEW} less that of {OLD}", float(apart.mean()), of=of, unit="nats per byte",
                 spread=apart.tolist(), expected=None if early else 0.0, relation="<=",
                 note=f"{note}; not judged before {JUDGED} steps" if early else note)

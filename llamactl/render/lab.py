@@ -61,7 +61,7 @@ def number(x: float | None, unit: str = "") -> str:
 
 
 def claimed(f: Finding) -> str:
-    """What is said of the value: <= 3e-04, 0.99902 +- 4e-05."""
+    """What is said of the value: <= 3e-04, 0.99902 +- 5e-05."""
     if f.expected is None or f.relation is None:
         return "-"
     room = f" +- {f.tolerance:.1g}" if f.tolerance else ""

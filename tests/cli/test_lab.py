@@ -251,6 +251,15 @@ def test_a_checkpoint_that_is_not_there(cli: Any, tmp_path: Path) -> None:
         assert got.err.startswith("error[")
 
 
+def test_a_model_that_the_network_does_not_run_is_refused_at_once(cli: Any, folder: Any, tiny: Any) -> None:
+    golden = Path(__file__).parents[1] / "golden" / "mamba"
+    header = json.loads((golden / "header.json").read_text())["tensors"]
+    path = folder((golden / "config.json").read_bytes(), tensors={k: ("F32", t["shape"]) for k, t in header.items()})
+    got = cli("lab", "run", "all", "--model", path)
+    assert (got.code, got.out) == (3, "")
+    assert got.err.startswith("error[not-runnable]: the network does not compute ")
+
+
 def test_without_torch_it_is_one_line(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from llamactl.cli import located
 
