@@ -35,7 +35,7 @@ TURN = 2 * math.pi
 
 def run(given: Setting) -> Outcome:
     """Unseen pairs under each scheme, Llama 3.1's 64 pairs, and ALiBi's slopes as its attention shows them."""
-    cases = [(MODEL, m) for m in METHODS] + [(LONG, None)]
+    cases = [(MODEL, m) for m in METHODS] + [(LLAMA31, None), (LONG, None)]
     findings, rows, otherwise = [], [], 0
     for name, method in cases:
         given.tell(f"rope-stretch: {method or 'as it is'}")

@@ -87,9 +87,10 @@ def test_a_rotation_by_the_wrong_angle_is_seen(done: Callable[..., Experiment], 
 
 def test_unseen_pairs_under_every_scheme(done: Callable[..., Experiment], pick: Any) -> None:
     e = done("rope-stretch")
-    found = {w: pick(e, f"{w}: pairs that meet unseen angles").value for w in (
-        "none", "linear", "ntk", "yarn", "llama3", "longrope")}
-    assert found == {"none": 29, "linear": 0, "ntk": 28, "yarn": 0, "llama3": 0, "longrope": 0}
+    found = {(w, of): pick(e, f"{w}: pairs that meet unseen angles", of).value for w, of in (
+        *((w, "llama-3-8b") for w in ("none", "linear", "ntk", "yarn", "llama3")), ("llama3", "llama-3.1-8b"),
+        ("longrope", "phi-3-mini-128k"))}
+    assert list(found.values()) == [29, 0, 28, 0, 0, 0, 0]
     assert pick(e, "pairs judged otherwise").value == 0
     grid = next(g for g in e.grids if g.title.startswith("pairs at 32,768"))
     assert {r[0]: r[-1] for r in grid.rows} == {"none": "35-63", "ntk": "35-62", **dict.fromkeys(
