@@ -82,7 +82,7 @@ def _run(given: Setting) -> Outcome:
         grids=(_features(pair), _table(both),
                side_by_side(f"{TRACED} bytes of the held-out text, stage by stage", (OLD, NEW), *traces)),
         charts=(Chart(title="training loss", across="step", up="nats per byte", lines=tuple(
-            Line(name=name, at=tuple(range(len(x.losses))), values=x.losses)
+            Line(name=name, at=tuple(range(1, 1 + len(x.losses))), values=x.losses)
             for name, x in zip((OLD, NEW), both, strict=True))),),
         passages=tuple(Passage(title=f"{name} writes", text=_sample(x.net, given))
                        for name, x in zip((OLD, NEW), both, strict=True)))

@@ -11,6 +11,7 @@ from llamactl.render.theme import page as whole
 from llamactl.render.theme import pairs, table, text
 
 TONE = {"holds": "good", "differs": "bad", "measured": "soft", "skipped": "warn"}
+WORD = " class=\"word\""  # a cell that is not broken
 POINTS = 240  # of a curve; each is the mean of what stands there
 
 
@@ -28,7 +29,7 @@ def _experiment(e: Experiment) -> str:
              f"<p class=\"soft\">{text(e.source)}. Took {e.seconds:.1f} s.</p>",
              f"<p class=\"{TONE[e.verdict]}\">{text(counted(e))}</p>"]
     parts += [_claim(c) for c in e.claims]
-    parts += [_chart(f"{e.name} {n}", c) for n, c in enumerate(e.charts)]
+    parts += [_chart(f"{e.name}: {c.title}", c) for c in e.charts]
     parts += [_folded(g.title, table(g.columns, cells(g))) for g in e.grids]
     parts += [_passage(p) for p in e.passages]
     if said := notes(e):
@@ -38,7 +39,7 @@ def _experiment(e: Experiment) -> str:
 
 def _claim(c: Claim) -> str:
     """The table of findings, each verdict in its colour."""
-    top = "".join(f"<th scope=\"col\">{text(x)}</th>" for x in HEAD)
+    top = "".join(f"<th scope=\"col\"{WORD * (x in HEAD[-2:])}>{text(x)}</th>" for x in HEAD)
     rows = "\n".join(_row(row(f)) for f in c.findings)
     return (f"<div class=\"card\">\n<h3>{text(c.claim)}</h3>\n<p><code>{text(c.formula)}</code></p>\n"
             f"<table class=\"wide\">\n<thead><tr>{top}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>")
@@ -47,7 +48,8 @@ def _claim(c: Claim) -> str:
 def _row(said: Sequence[str]) -> str:
     first, *middle, verdict = said
     inner = "".join(f"<td>{text(x)}</td>" for x in middle)
-    return (f"<tr><th scope=\"row\">{text(first)}</th>{inner}<td class=\"{TONE[verdict]}\">{text(verdict)}</td></tr>")
+    last = f"<td class=\"{TONE[verdict]} word\">{text(verdict)}</td>"
+    return f"<tr><th scope=\"row\">{text(first)}</th>{inner}{last}</tr>"
 
 
 def _chart(name: str, c: Chart) -> str:

@@ -27,6 +27,7 @@ h1, h2, h3, p, li, dd, td, th, figcaption, summary { overflow-wrap: anywhere; }
 .lead { font-size: 1.125rem; }
 .soft, figcaption, footer { color: var(--soft); font-size: .875rem; }
 .good { color: var(--good); } .bad { color: var(--bad); } .warn { color: var(--warn); }
+.word { white-space: nowrap; }
 .card { background: var(--card); border: 1px solid var(--line); border-left: 4px solid var(--mark); border-radius: 6px;
   padding: .75rem 1rem; margin: .75rem 0; }
 .card.bad { border-left-color: var(--bad); color: inherit; }

@@ -135,7 +135,7 @@ def test_a_claim_that_does_not_hold_is_exit_1(cli: Any, monkeypatch: pytest.Monk
     html = (tmp_path / "r.html").read_text()
     assert "<script" not in html
     assert "\x1b" not in html
-    assert '<td class="bad">differs</td>' in html
+    assert '<td class="bad word">differs</td>' in html
     body = cli("lab", "run", "swiglu", "--json").json()
     assert body["result"]["verdict"] == "differs"
     assert body["result"]["experiments"][0]["claims"][0]["findings"][1]["value"] is None

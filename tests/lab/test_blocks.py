@@ -150,7 +150,7 @@ def test_the_report_of_a_short_run(done: Callable[..., Experiment], pick: Any) -
     e = done("blocks")
     (chart,) = e.charts
     assert [x.name for x in chart.lines] == ["2017", "2024"]
-    assert all(x.at == (0, 1, 2) and len(x.values) == 3 for x in chart.lines)
+    assert all(x.at == (1, 2, 3) and len(x.values) == 3 for x in chart.lines)
     for name in ("2017", "2024"):
         assert pick(e, f"{name}: largest difference of 3 steps, run twice").value == 0
         held = pick(e, f"loss of {name} after 3 steps")

@@ -71,9 +71,9 @@ def test_a_page_is_whole_and_nothing_in_it_runs(report: LabReport) -> None:
     assert "\u202e" not in source
     assert "https:" not in source
     assert source.count("<polyline") == 2
-    assert '<td class="bad">differs</td>' in source
-    assert '<td class="good">holds</td>' in source
-    assert '<td class="warn">skipped</td>' in source
+    assert '<td class="bad word">differs</td>' in source
+    assert '<td class="good word">holds</td>' in source
+    assert '<td class="warn word">skipped</td>' in source
     assert "next" in source
 
 
