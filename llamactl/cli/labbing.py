@@ -66,7 +66,7 @@ def run(asked: Asked, out: Output, reach: Access) -> int:
     for ref in asked.models:
         opened = open_model(ref, reach)
         said += opened.warnings
-        checkpoints.append(_checkpoint(asked, opened, text, said))
+        checkpoints.append(open_checkpoint(asked, opened, text, said))
         loaded.append(Loaded(model=opened.model, source=opened.source))
     with enough("run fewer experiments, or give smaller weights"), Words(out) as tell:
         report = _measured(asked, tuple(checkpoints), text, tell)
@@ -117,7 +117,7 @@ def _measured(asked: Asked, checkpoints: tuple[Checkpoint, ...], text: str | Non
                      checkpoints=tuple(c.id for c in checkpoints), experiments=tuple(made))
 
 
-def _checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnings) -> Checkpoint:
+def open_checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnings) -> Checkpoint:
     """The opened weights with the first tokens of a text. Adds to `said` where there is no tokenizer."""
     from llamactl import tokens
     from llamactl.cli.running import place

@@ -81,7 +81,10 @@ def windows(text: bytes, recipe: Recipe, draws: torch.Generator) -> Windows:
 
 def learn(model: Model, recipe: Recipe, data: Windows, draws: torch.Generator, device: torch.device,
           tell: Callable[[int], None] = lambda _: None) -> Learned:
-    """`model` from drawn weights through every batch. tell: told the step that comes next."""
+    """`model` from drawn weights through every batch. tell: told the step that comes next.
+
+    Raises InputRefused not-finite where a loss is no number.
+    """
     with by_autograd(device):
         net = network(model, draws, device).requires_grad_(True)
         optimizer = torch.optim.AdamW(net.parameters(), lr=recipe.rate, betas=recipe.betas, weight_decay=recipe.decay)
@@ -96,6 +99,9 @@ def learn(model: Model, recipe: Recipe, data: Windows, draws: torch.Generator, d
             torch.nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
             optimizer.step()
             losses.append(float(loss.detach()))
+            if not math.isfinite(losses[-1]):
+                raise InputRefused("not-finite", f"the loss of step {n + 1:,} is {losses[-1]}: nothing is learned",
+                                   help="another --seed or --text may do")
         net.requires_grad_(False)
         net.zero_grad(set_to_none=True)
         net.forget()

@@ -107,10 +107,11 @@ def _width(model: Model) -> int:
 
 
 def _losses(both: Pair, recipe: Recipe, given: Setting) -> Iterator[Finding]:
-    of = f"{given.text_name}, last tenth, {len(both[0].held)} windows"
+    of, threads = f"{given.text_name}, last tenth, {len(both[0].held)} windows", torch.get_num_threads()
+    where = f"trained on {threads} CPU thread{'' if threads == 1 else 's'}" if given.device.type == "cpu" else None
     for name, x in zip((OLD, NEW), both, strict=True):
         yield found(f"loss of {name} after {recipe.steps:,} steps", float(x.held.mean()), of=of, unit="nats per byte",
-                    spread=x.held.tolist())
+                    spread=x.held.tolist(), note=where)
     apart = both[1].held - both[0].held
     error = float(apart.std()) / len(apart) ** 0.5 if len(apart) > 1 else float("nan")
     early = recipe.steps < JUDGED

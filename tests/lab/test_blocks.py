@@ -156,6 +156,7 @@ def test_the_report_of_a_short_run(done: Callable[..., Experiment], pick: Any) -
         held = pick(e, f"loss of {name} after 3 steps")
         assert (held.samples, held.unit) == (64, "nats per byte")
         assert held.lowest < held.value < held.highest
+        assert held.note == "trained on 1 CPU thread"
     apart = pick(e, "loss of 2024 less that of 2017")
     assert (apart.verdict, apart.expected) == ("measured", None)
     assert "not judged before 100 steps" in apart.note
@@ -193,6 +194,14 @@ def test_held_out_text_is_never_trained_on() -> None:
     assert all(int(b.max()) == ord("a") for b in got.batches)
     assert int(got.held.min()) == ord("b")
     assert got.held.shape == (4, 17)
+
+
+def test_a_loss_that_is_no_number_ends_it(pair: tuple[Model, Model], data: Windows, monkeypatch: pytest.MonkeyPatch
+                                          ) -> None:
+    right = training._loss
+    monkeypatch.setattr(training, "_loss", lambda net, ids: right(net, ids) * float("nan"))
+    with pytest.raises(InputRefused, match="the loss of step 1 is nan"):
+        learn(pair[0], RECIPE, data, draws(), CPU)
 
 
 @pytest.mark.slow

@@ -23,13 +23,13 @@ GPT2 = Path(__file__).resolve().parents[2].parent / "shared" / "fixtures" / "gpt
 
 def checkpoint(path: Path, bytes_: bool = False) -> Any:
     """As `lab run --model PATH` opens it."""
-    from llamactl.cli.labbing import Asked, _checkpoint
+    from llamactl.cli.labbing import Asked, open_checkpoint
     from llamactl.cli.options import Access
     from llamactl.cli.runnable import open_model
 
     asked = Asked(cards=(), models=(), text=None, bytes=bytes_, seed=0, steps=None, device="cpu", threads=None,
                   report=None, force=False)
-    return _checkpoint(asked, open_model(str(path), Access(offline=True, hub=False)), None, [])
+    return open_checkpoint(asked, open_model(str(path), Access(offline=True, hub=False)), None, [])
 
 
 @pytest.fixture(scope="module")
