@@ -30,9 +30,10 @@ class Checkpoint:
     ids: tuple[int, ...]
     read: bool
 
-    def ablated(self, edits: Sequence[str] = (), shifts: Sequence[int] = (), tokens: int | None = None) -> Ablated:
+    def ablated(self, edits: Sequence[str] = (), shifts: Sequence[int] = (), tokens: int | None = None, *,
+                copies: bool = False) -> Ablated:
         """What `llamactl ablate` measures, on the first tokens of the text; on the CPU, in fp32."""
-        return ablate(self.model, self.source, list(self.ids[:tokens]), edits=edits, shifts=shifts)
+        return ablate(self.model, self.source, list(self.ids[:tokens]), edits=edits, shifts=shifts, copies=copies)
 
     def unread(self, loss: float) -> str | None:
         """Why its loss on these tokens says nothing; None where it does."""

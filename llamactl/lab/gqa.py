@@ -79,7 +79,7 @@ def _ablated(c: Checkpoint, given: Setting) -> Ablated:
     """With its KV heads copied, and with all of them averaged into one where there are any."""
     given.tell(f"gqa: {c.id} with its KV heads copied and averaged")
     heads = all(isinstance(x.attn, Attention) for x in c.model.layers)
-    return c.ablated(("n_kv_heads=1",) if heads else ())
+    return c.ablated(("n_kv_heads=1",) if heads else (), copies=True)
 
 
 def _copies(given: Setting, trained: Trained) -> Iterator[Finding]:
