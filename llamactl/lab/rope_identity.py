@@ -110,7 +110,7 @@ def _spreads(made: dict[tuple[int, torch.dtype], Rotated]) -> Iterator[Finding]:
         angle, unit = float(own[1]) * far, 2 * float(_half_unit(own, far)[1])
         yield found(f"{name}: spread to {far:,}", float(all_.max()), of=of, spread=all_.flatten().tolist(),
                     note=f"median {float(all_.median()):.1e}; beyond the {HEAD:g} of nearer places, for it grows with "
-                    f"the position: in fp32 angles near {angle:,.0f} rad stand {unit:.1e} apart, whoever computes them")
+                    f"the position: in fp32 angles near {angle:,.0f} rad stand {unit:.1e} apart, in fp64 they do not")
         share = torch.stack([r.spread(x, far) / r.rounding(x, far) for x in OFFSETS])
         yield found(f"{name}: that spread / what rounding of the angles allows", float(share.max()), of=of,
                     spread=share.flatten().tolist(), expected=1.0, relation="<=")

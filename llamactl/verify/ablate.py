@@ -57,9 +57,9 @@ def ablate(model: Model, source: Source, ids: Sequence[int], *, edits: Sequence[
            copies: bool = True, tell: Tell = lambda _: None) -> Ablated:
     """The loss of `model` on `ids`, two or more, and under each of `edits` (see spec.edits), each made alone.
 
-    shifts: tokens by which all positions are moved. copies: also with a KV head for each query head. tell: told what is
-    computed next. An edit that needs weights that nobody trained, or that the network cannot compute, becomes a row that
-    says so.
+    shifts: tokens by which all positions are moved. copies: also with a KV head for each query head. tell: told what
+    is computed next. An edit that needs weights that nobody trained, or that the network cannot compute, becomes a row
+    that says so.
     Errors: UsageError for an edit that has no meaning for this model; InputRefused where the model itself does not run,
     and not-finite where it has no loss.
     """
