@@ -13,6 +13,7 @@ from llamactl.net import kernels
 from llamactl.net.decoder import Decoder, Source, build
 from llamactl.spec.edits import apply
 from llamactl.spec.model import Model
+from llamactl.spec.parts import LearnedPositions
 from llamactl.verify.ablate import Ablated, ablate
 
 NO_CHECKPOINT = "needs trained weights: --model CKPT"
@@ -48,6 +49,12 @@ class Checkpoint:
         return net
 
 
+    @property
+    def learned(self) -> bool:
+        """Whether its positions are a trained table."""
+        return isinstance(self.model.positions, LearnedPositions)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """describe: a bundled model by name. seed: of every draw. text: bytes that `blocks` learns; text_name: whose.
@@ -65,6 +72,12 @@ class Setting:
     text_name: str = ""
     steps: int | None = None
     tell: Callable[[str], None] = lambda _: None
+
+    def lacking(self) -> tuple[str, ...]:
+        """Kinds of trained weights that were not given, where positions are what is asked about."""
+        kinds = {c.learned for c in self.checkpoints}
+        return tuple(f"a checkpoint with {word}" for learned, word in ((False, "RoPE"), (True, "learned positions"))
+                     if learned not in kinds)
 
     def draws(self) -> torch.Generator:
         """The random numbers of an experiment, from their beginning; made on the CPU, so that devices agree."""

@@ -152,8 +152,7 @@ def _learned(given: Setting) -> Claim:
         found("spread with a learned table: median", float(a.median()), of=of, spread=a.tolist()),
         found("spread with RoPE: median", float(b.median()), of=of, spread=b.tolist(), expected=HEAD, relation="<="),
         found("table / RoPE", float(a.median() / b.median()), of=of, expected=TIMES, relation=">=")]
-    if not given.checkpoints:
-        findings.append(skipped("spread in trained weights", NO_CHECKPOINT))
+    findings += [skipped("spread in trained weights", NO_CHECKPOINT, of=kind) for kind in given.lacking()]
     findings += [x for c in given.checkpoints for x in _trained(c)]
     return Claim(claim="with a learned table the same pair of tokens at the same distance scores otherwise elsewhere",
                  formula="q = W_q norm(x_i + p_m), k = W_k norm(x_j + p_n)", findings=tuple(findings))

@@ -14,7 +14,6 @@ from llamactl.analysis.experiment import Claim, Finding, Outcome, found, skipped
 from llamactl.lab._drawn import Drawn
 from llamactl.lab._setting import NO_CHECKPOINT, Checkpoint, Setting
 from llamactl.net.generate import positions
-from llamactl.spec.parts import LearnedPositions
 from llamactl.verify.ablate import SHIFTS, ablate
 
 LOSS, LOGITS = 1e-5, 4e-3  # nats per token, and a logit: what rounding of angles does in fp32
@@ -36,13 +35,11 @@ def run(given: Setting) -> Outcome:
         done = ablate(model, Drawn(model, given.draws()), ids, edits=(), shifts=SHIFTS)
         for row in done.rows:
             to += _row(row, f"drawn weights, {name}'s block, {TOKENS} tokens", to is table)
-    if not given.checkpoints:
-        rope.append(skipped("all positions further on", NO_CHECKPOINT, of="a checkpoint with RoPE"))
-        table.append(skipped("all positions further on", NO_CHECKPOINT, of="a checkpoint with learned positions"))
+    for kind in given.lacking():
+        (table if "learned" in kind else rope).append(skipped("all positions further on", NO_CHECKPOINT, of=kind))
     for c in given.checkpoints:
         given.tell(f"shift: {c.id}")
-        learned = isinstance(c.model.positions, LearnedPositions)
-        (table if learned else rope).extend(_trained(c))
+        (table if c.learned else rope).extend(_trained(c))
     return Outcome(claims=(Claim(claim=ROPE, formula="(R_(m+s) q) . (R_(n+s) k) = (R_m q) . (R_n k)",
                                  findings=tuple(rope)),
                            Claim(claim=TABLE, formula="x_i + p_(m+s)", findings=tuple(table))))
@@ -50,12 +47,11 @@ def run(given: Setting) -> Outcome:
 
 def _trained(c: Checkpoint) -> Iterator[Finding]:
     """As the others; where the table is too short for the shifts, half a text moved by half of it as well."""
-    learned = isinstance(c.model.positions, LearnedPositions)
     note = "" if c.read else ", made-up tokens"
     for row in c.ablated((), SHIFTS).rows:
-        yield from _row(row, f"{c.id}, {len(c.ids):,} tokens{note}", learned)
+        yield from _row(row, f"{c.id}, {len(c.ids):,} tokens{note}", c.learned)
     rows = positions(c.model)
-    if learned and rows is not None and rows < SHIFTS[0] + len(c.ids):
+    if c.learned and rows is not None and rows < SHIFTS[0] + len(c.ids):
         half = rows // 2
         (row,) = c.ablated((), (half,), tokens=half).rows
         yield from _row(row, f"{c.id}, {half:,} tokens{note}", True)

@@ -201,6 +201,9 @@ def test_claims_about_trained_weights_are_measured_on_them(cli: Any, trained: Pa
     assert mine["logits less the copy's, largest"]["value"] < 1e-4
     assert mine["500 further on: change of the loss"]["verdict"] == "holds"
     assert mine["spread in the first layer: median"]["verdict"] == "holds"
+    # what they are not is skipped, and said
+    assert [f["of"] for f in findings(got) if f["note"] == "needs trained weights: --model CKPT"] == [
+        "a checkpoint with learned positions"] * 2
 
 
 def test_without_a_tokenizer_losses_are_not_judged(cli: Any, trained: Path) -> None:

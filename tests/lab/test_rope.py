@@ -52,8 +52,9 @@ def test_a_learned_table_changes_the_score(done: Callable[..., Experiment], pick
     assert table.value > 1
     assert rope.value < 3e-4
     assert pick(e, "table / RoPE").value == pytest.approx(table.value / rope.value)
-    skipped = pick(e, "spread in trained weights")
-    assert (skipped.verdict, skipped.value, skipped.note) == ("skipped", None, "needs trained weights: --model CKPT")
+    for kind in ("RoPE", "learned positions"):
+        f = pick(e, "spread in trained weights", f"a checkpoint with {kind}")
+        assert (f.verdict, f.value, f.note) == ("skipped", None, "needs trained weights: --model CKPT")
 
 
 def test_another_seed_holds_too(done: Callable[..., Experiment]) -> None:
