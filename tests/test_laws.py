@@ -33,16 +33,17 @@ MAY = {
     "net": {"checkpoint", "spec", "errors"},
     "tokens": {"checkpoint", "spec", "errors"},
     "verify": {"net", "checkpoint", "analysis", "spec", "errors"},
+    "lab": {"verify", "net", "analysis", "spec", "errors"},
     "render": {"analysis", "errors"},
     "api": {"arch", "source", "analysis", "checkpoint", "net", "verify", "spec", "errors"},
     "__init__": {"api", "errors"},
     "__main__": {"__init__", "cli"},
-    "cli": {"__init__", "api", "arch", "source", "analysis", "checkpoint", "net", "tokens", "verify", "render", "spec",
-            "atomic", "errors"},
+    "cli": {"__init__", "api", "arch", "source", "analysis", "checkpoint", "net", "tokens", "verify", "lab", "render",
+            "spec", "atomic", "errors"},
 }
 # The one way up: a notebook asks a report for its own HTML.
 IN_FUNCTION = {("analysis", "render"): "_repr_html_", ("verify", "render"): "_repr_html_"}
-TORCH_ROOMS = {"net", "verify"}
+TORCH_ROOMS = {"net", "verify", "lab"}
 
 # third party -> the rooms that may import it
 THIRD_PARTY = {
@@ -256,7 +257,7 @@ def test_reports_are_frozen_too() -> None:
     """What analysis and verify hand out can be kept and compared."""
     loose = [
         where(f, n.lineno)
-        for f in FILES if room(f) in ("analysis", "verify") for n in ast.walk(tree(f))
+        for f in FILES if room(f) in ("analysis", "verify", "lab") for n in ast.walk(tree(f))
         if isinstance(n, ast.ClassDef) and (options := dataclass_options(n)) is not None and "frozen" not in options
     ]
     assert loose == []

@@ -73,13 +73,16 @@ def run(asked: Asked, out: Output, reach: Access) -> None:
 
 
 def check_picture(file: str, force: bool) -> None:
-    """Refuse before the work what could not be drawn or written after it.
-
-    Raises UsageError, NotAvailable and OutputError.
+    """Refuse before the work what could not be drawn or written after it. Raises UsageError, NotAvailable, OutputError.
     """
     from llamactl.render.plot import form_of
 
     form_of(file)
+    check_file(file, force)
+
+
+def check_file(file: str, force: bool) -> None:
+    """Refuse before the work what could not be written after it. Raises OutputError."""
     if os.path.lexists(file) and not force:
         raise OutputError("exists", "is there already", path=file, help="--force replaces it")
     folder = os.path.dirname(file) or "."

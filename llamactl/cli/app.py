@@ -44,6 +44,8 @@ COMMANDS = {
                   "checkpoint itself is not."),
     "ablate": ("llamactl.cli.ablate", "Measure what each part of trained weights is worth: the loss on a text under "
                "one edit at a time."),
+    "lab": ("llamactl.cli.lab", "Measure what is claimed of these blocks: experiments by name, each with its verdict; "
+            "exit 1 if one does not hold."),
     "presets": ("llamactl.cli.presets", "List the bundled models, or show one."),
     "schema": ("llamactl.cli.schema", "Print the JSON Schema of a command's --json output."),
     "doctor": ("llamactl.cli.doctor", "Look at this installation: what works, what is missing; no network, no token "

@@ -121,7 +121,7 @@ class SelfAttention(nn.Module):
         self.widths = [q, kv, kv]
 
     def forward(self, x: Tensor, step: Step, cache: LayerCache | None = None) -> Tensor:
-        q, k, v = self._ready(x, step)
+        q, k, v = self.ready(x, step)
         if cache is not None:
             past, (k, v) = cache, step.keep(cache, k, v)
             if step.apart:
@@ -129,7 +129,7 @@ class SelfAttention(nn.Module):
                 return self._out(x, y)
         return self._out(x, self.attend(q, k, v, step))
 
-    def _ready(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    def ready(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, T, D), k and v (B, K, T, D), normed and rotated, as they meet in the scores."""
         part = self.part
         q, k, v = self._projected(x)

@@ -34,6 +34,11 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
+def count_threads() -> int:
+    """How many threads the CPU's operations run on."""
+    return torch.get_num_threads()
+
+
 class Stored(Protocol):
     """Weights that say what they lie in; see net.weights.Weights."""
 

@@ -31,7 +31,7 @@ class SlippedAttention(SelfAttention):
     def forward(self, x: Tensor, step: Step, cache: LayerCache | None = None) -> Tensor:
         if cache is not None or step.pad is not None:
             raise not_runnable("a wrong port with a cache or with padding")
-        return self._out(x, self.attend(*self._ready(x, step), step))
+        return self._out(x, self.attend(*self.ready(x, step), step))
 
     def _turned(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Each side by its own rotation, v too where a port does so."""

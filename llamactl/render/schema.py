@@ -14,6 +14,7 @@ from llamactl.analysis.budget import CheckReport
 from llamactl.analysis.compare import Card, CompareReport, EvolveReport
 from llamactl.analysis.conversion import ConvertReport
 from llamactl.analysis.diff import DiffReport
+from llamactl.analysis.experiment import LabList, LabReport
 from llamactl.analysis.explore import PageReport
 from llamactl.analysis.fit import FitReport
 from llamactl.analysis.flops import FlopsReport
@@ -176,6 +177,7 @@ SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "diff": _diff,
     "reference": lambda: _models(_report(RecordingReport)),
     "ablate": lambda: _models(_report(AblateReport)),
+    "lab": lambda: {"anyOf": [of_dataclass(LabReport), of_dataclass(LabList)]},
     "verify": lambda: {"anyOf": [of_dataclass(VerifyReport), of_dataclass(SelftestReport)]},
     "presets": _presets,
     "doctor": _doctor,

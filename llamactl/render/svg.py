@@ -78,6 +78,35 @@ class _Scale:
         return out
 
 
+def lines(name: str, said: str, curves: Sequence[tuple[str, Sequence[int], Sequence[float]]], *, across: str) -> str:
+    """Curves (label, numbers, values) over one axis, heights on a linear scale; the second is dashed, for those who
+    see no colours. name, said, across: as for `curve`.
+    """
+    known = [y for _, _, values in curves for y in values if finite(y) is not None]
+    at = [x for _, numbers, _ in curves for x in numbers]
+    low, high, first, last = min(known, default=0.0), max(known, default=1.0), min(at, default=0), max(at, default=1)
+    ground, wide = HEIGHT - _BOTTOM, WIDTH - _LEFT - _RIGHT
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        up = (y - low) / (high - low) if high > low else 0.5
+        return _LEFT + wide * (x - first) / max(1, last - first), ground - up * (ground - _TOP)
+
+    parts = []
+    for k in range(_TICKS):
+        level = low + (high - low) * k / (_TICKS - 1)
+        _, y = place(first, level)
+        parts.append(f"<line class=\"axis\" x1=\"{_LEFT}\" y1=\"{y:.1f}\" x2=\"{WIDTH - _RIGHT}\" y2=\"{y:.1f}\"/>"
+                     f"<text x=\"{_LEFT - 6}\" y=\"{y + 4:.1f}\" text-anchor=\"end\">{text(number(level))}</text>")
+    for n, (label, numbers, values) in enumerate(curves):
+        points = [place(x, y) for x, y in zip(numbers, values, strict=True) if finite(y) is not None]
+        kind, top = "line" if n == 0 else "line other", _TOP + 12 + 16 * n
+        parts.append(f"<polyline class=\"{kind}\" points=\"{' '.join(f'{x:.1f},{y:.1f}' for x, y in points)}\"/>"
+                     f"<line class=\"{kind}\" x1=\"{WIDTH - 120}\" y1=\"{top - 4}\" x2=\"{WIDTH - 92}\" "
+                     f"y2=\"{top - 4}\"/><text x=\"{WIDTH - 86}\" y=\"{top}\">{text(label)}</text>")
+    marks = sorted({round(first + (last - first) * k / (_TICKS - 1)) for k in range(_TICKS)})
+    return _svg(name, said, parts, [(place(x, low)[0], x) for x in marks], across)
+
+
 def _level(scale: _Scale, level: float | None) -> list[str]:
     if (known := finite(level)) is None or known <= 0:
         return []

@@ -32,6 +32,7 @@ h1, h2, h3, p, li, dd, td, th, figcaption, summary { overflow-wrap: anywhere; }
 .lead { font-size: 1.125rem; }
 .soft, figcaption, footer { color: var(--soft); font-size: .875rem; }
 .good { color: var(--good); } .bad { color: var(--bad); } .warn { color: var(--warn); }
+.word { white-space: nowrap; }
 .card { background: var(--card); border: 1px solid var(--line); border-left: 4px solid var(--mark); border-radius: 6px;
   padding: .75rem 1rem; margin: .75rem 0; }
 .card.bad { border-left-color: var(--bad); color: inherit; }
@@ -45,6 +46,7 @@ svg { display: block; width: 100%; height: auto; }
 svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--soft); }
 svg .axis { stroke: var(--line); stroke-width: 1; }
 svg .line { fill: none; stroke: var(--mark); stroke-width: 1.5; stroke-linecap: round; }
+svg .line.other { stroke: var(--c1); stroke-dasharray: 5 2; }
 svg .bar { fill: var(--mark); } svg .wrong { fill: var(--bad); }
 svg .limit { stroke: var(--warn); stroke-dasharray: 4 3; }
 svg .limit-text { fill: var(--warn); stroke: var(--back); stroke-width: 4px; paint-order: stroke; }

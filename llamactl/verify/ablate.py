@@ -54,11 +54,12 @@ class Apart(NamedTuple):
 
 @torch.no_grad()
 def ablate(model: Model, source: Source, ids: Sequence[int], *, edits: Sequence[str], shifts: Sequence[int] = SHIFTS,
-           tell: Tell = lambda _: None) -> Ablated:
+           copies: bool = True, tell: Tell = lambda _: None) -> Ablated:
     """The loss of `model` on `ids`, two or more, and under each of `edits` (see spec.edits), each made alone.
 
-    shifts: tokens by which all positions are moved. tell: told what is computed next. An edit that needs weights that
-    nobody trained, or that the network cannot compute, becomes a row that says so.
+    shifts: tokens by which all positions are moved. copies: also with a KV head for each query head. tell: told what
+    is computed next. An edit that needs weights that nobody trained, or that the network cannot compute, becomes a row
+    that says so.
     Errors: UsageError for an edit that has no meaning for this model; InputRefused where the model itself does not run,
     and not-finite where it has no loss.
     """
@@ -74,8 +75,11 @@ def ablate(model: Model, source: Source, ids: Sequence[int], *, edits: Sequence[
     for by in shifts:
         tell(f"shift={by}")
         rows.append(_shift(base, by))
-    tell("KV heads copied")
-    return Ablated(base.loss, ranked(rows), base.norms, _kv_copy(base), not held)
+    copy = None
+    if copies:
+        tell("KV heads copied")
+        copy = _kv_copy(base)
+    return Ablated(base.loss, ranked(rows), base.norms, copy, not held)
 
 
 class _Base:

@@ -33,6 +33,8 @@ RUNS = {
                   f"llamactl bench smollm2 {CASES} --threads 2 {RIVALS} --gguf smollm2.gguf"),
     "verify": ("llamactl verify smollm2-fp32", "llamactl verify smollm2-fp32 --candidate port.npz"),
     "ablate": ("llamactl ablate smollm2-fp32",),
+    "lab-gqa": ("llamactl lab run gqa --model smollm2-fp32",),
+    "lab-blocks": ("llamactl lab run blocks --threads 1",),
 }
 ANSWERS = (0, 1)  # 1: a verdict that is no pass
 

@@ -49,7 +49,9 @@ def test_an_analysis_imports_nothing_heavy(modules: Any, folder: Any, args: tupl
 
 @pytest.mark.parametrize("args", [("presets", "--json"), ("presets", "show", "llama-3-8b"), ("schema", "params"),
                                   ("version",), ("--help",), ("params", "--help"), ("generate", "--help"),
-                                  ("bench", "--help"), ("ablate", "--help"), ("params", "model", "--weights"),
+                                  ("bench", "--help"), ("ablate", "--help"),
+                                  ("lab", "list"), ("lab", "list", "--json"), ("lab", "--help"),
+                                  ("params", "model", "--weights"),
                                   ("params", "model", "--set", "kv_heads=1"), ("convert", "--help"),
                                   ("convert", "model", "out", "--dry-run", "--json"),
                                   *(("convert", "model", "out", "--no-proof", "--no-tokenizer", *more) for more in (
@@ -65,6 +67,7 @@ def test_the_other_commands_import_nothing_heavy(modules: Any, folder: Any, tiny
                                   ("params", "llama-3-8b", "--dtype", "bf15"), ("generate",),
                                   ("generate", "llama-3-8b", "--top-p", "7"),
                                   ("bench", "x", "--against", "y"), ("ablate",),
+                                  ("lab", "run"), ("lab", "run", "x"), ("lab", "run", "gqa", "--device", "x"),
                                   ("ablate", "x", "--tokens", "1"), ("convert",), ("convert", "./none", "out"),
                                   ("convert", "llama-3-8b", "out", "--to", "x")], ids="-".join)
 def test_a_failure_imports_nothing_heavy(modules: Any, args: tuple[str, ...]) -> None:

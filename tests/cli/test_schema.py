@@ -32,6 +32,7 @@ ANSWERS: dict[str, list[str]] = {
     "evolve": ["gpt2 llama-3-8b"],
     "rope": ["llama-3-8b", "llama-3.1-8b", "gpt2 gemma-3-4b", "llama-3-8b --target-ctx 32k --method yarn"],
     "presets": ["", "list", "show llama-3-8b", "show deepseek-v3"],
+    "lab": ["", "list", "run swiglu", "run gqa rope-identity --seed 3"],
     "doctor": [""],
     "version": [""],
 }
@@ -96,6 +97,7 @@ def test_no_object_takes_a_key_more_or_a_key_less(cli: Any, validator: Any, fold
             "bench": (speaker.write(tmp_path / "timed", speaker.chain("Abc")), "--prompt-tokens", "4", "--decode-after",
                       "3", "--new", "2", "--batch", "1", "--repeat", "1"),
             "ablate": (speaker.write(tmp_path / "edited", speaker.chain("Abc")), "--tokens", "8", "--edits", "gelu"),
+            "lab": ("run", "blocks", "swiglu", "--steps", "1"),
             "verify": (speaker.write(tmp_path / "port", speaker.chain("Abc")), "--reference",
                        speaker.write(tmp_path / "source", speaker.chain("Acb")), "--tokens", "65,66,67,68",
                        "--no-explain"),

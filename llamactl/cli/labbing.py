@@ -1,0 +1,151 @@
+"""`lab run` at work: open the trained weights, run the experiments one after the other, report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llamactl.analysis.experiment import Card, LabReport, overall
+from llamactl.cli.located import need_torch
+from llamactl.cli.memory import enough
+from llamactl.cli.options import Access, Output
+from llamactl.cli.progress import Words
+from llamactl.errors import NotAvailable, UsageError, printable
+
+if TYPE_CHECKING:
+    from llamactl.api import Loaded
+    from llamactl.cli.runnable import Opened
+    from llamactl.lab._setting import Checkpoint
+    from llamactl.spec.model import Model
+
+TOKENS = 1024
+BYTES = 256
+Warnings = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The command line, checked. steps, threads: None for the default."""
+
+    cards: tuple[Card, ...]
+    models: tuple[str, ...]
+    text: str | None
+    bytes: bool
+    seed: int
+    steps: int | None
+    device: str
+    threads: int | None
+    report: str | None
+    force: bool
+
+    def inputs(self) -> dict[str, Any]:
+        """What the JSON says was asked for."""
+        return {"action": "run", "names": [c.name for c in self.cards], "model": list(self.models), "text": self.text,
+                "bytes": self.bytes, "seed": self.seed, "steps": self.steps, "device": self.device,
+                "threads": self.threads}
+
+
+def run(asked: Asked, out: Output, reach: Access) -> int:
+    """Do what is asked and print it; the exit code. Raises LlamactlError."""
+    from llamactl.api import Loaded
+    from llamactl.atomic import create
+    from llamactl.cli.ablating import check_file
+    from llamactl.cli.show import show
+
+    if asked.report is not None:
+        check_file(os.path.expanduser(asked.report), asked.force)
+    need_torch("the lab")
+    text = None if asked.text is None else _text(asked.text)
+    said: Warnings = []
+    loaded: list[Loaded] = []
+    checkpoints: list[Checkpoint] = []
+    from llamactl.cli.runnable import open_model
+
+    for ref in asked.models:
+        opened = open_model(ref, reach)
+        said += opened.warnings
+        checkpoints.append(open_checkpoint(asked, opened, text, said))
+        loaded.append(Loaded(model=opened.model, source=opened.source))
+    with enough("run fewer experiments, or give smaller weights"), Words(out) as tell:
+        report = _measured(asked, tuple(checkpoints), text, tell)
+    if asked.report is not None:
+        from llamactl.render.labhtml import page
+
+        create(os.path.expanduser(asked.report), page(report).encode("utf-8"), force=asked.force)
+    show("lab", loaded, [report], asked.inputs(), out, warnings=dict.fromkeys(said), result=report.to_dict())
+    if not (wrong := report.differing):
+        return 0
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    print(f"error[lab]: does not hold here: {printable('; '.join(wrong[:3]))}{more}", file=sys.stderr)
+    return 1
+
+
+def _text(file: str) -> str:
+    from llamactl.cli.prompt import read_prompt
+
+    return read_prompt(None, file, False)
+
+
+def _describe(name: str) -> Model:
+    from llamactl.api import load
+
+    return load(f"preset:{name}").model
+
+
+def _measured(asked: Asked, checkpoints: tuple[Checkpoint, ...], text: str | None, tell: Words) -> LabReport:
+    from importlib.metadata import version
+
+    from llamactl import lab
+    from llamactl.lab._setting import Setting
+    from llamactl.net import device as devices
+
+    if asked.threads is not None:
+        devices.use_threads(asked.threads)
+    device = devices.find_device(asked.device)
+    setting = Setting(describe=_describe, seed=asked.seed, device=device, threads=asked.threads,
+                      checkpoints=checkpoints, steps=asked.steps, tell=lambda what: tell(printable(what)),
+                      text=lab.excerpt() if text is None else text.encode(),
+                      text_name="Hamlet" if asked.text is None else os.path.basename(asked.text))
+    made = []
+    for card in asked.cards:
+        tell(card.name)
+        made.append(lab.run(card, setting))
+    return LabReport(verdict=overall(e.verdict for e in made), seed=asked.seed, device=devices.name_of(device),
+                     threads=devices.count_threads(), torch=version("torch"),
+                     checkpoints=tuple(c.id for c in checkpoints), experiments=tuple(made))
+
+
+def open_checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnings) -> Checkpoint:
+    """The opened weights with the first tokens of a text. Adds to `said` where there is no tokenizer."""
+    from llamactl import tokens
+    from llamactl.cli.running import place
+    from llamactl.lab._setting import Checkpoint
+    from llamactl.net.decoder import build
+    from llamactl.net.generate import check_ids, positions
+    from llamactl.verify.probe import probe
+
+    model, id = opened.model, opened.source.id
+    build(model)  # refuses what the network does not run, before any experiment has begun
+    most = min(x for x in (TOKENS, positions(model), model.context.usable) if x is not None)
+    tokenizer: Any = None
+    try:
+        tokenizer = tokens.open_tokenizer(place(opened), model_type=model.model_type, vocab=model.embed.vocab)
+    except NotAvailable as e:
+        if asked.bytes and model.embed.vocab == BYTES:
+            tokenizer = tokens.byte_tokenizer(vocab=BYTES)
+        else:
+            more = "; where they are bytes, --bytes says so" if model.embed.vocab == BYTES else ""
+            said.append(("no-tokenizer", f"{id}: {e.message}: its tokens are made up, so claims about its loss are "
+                         f"skipped{more}"))
+    if text is None or tokenizer is None:
+        found = probe(model, tokenizer, most)
+        ids, read = found.ids[:most], found.source == "passage"
+    else:
+        ids, read = tokenizer.encode(text)[:most], True
+    if len(ids) < 2:
+        raise UsageError("text-too-short", f"{id}: the text has {len(ids)} tokens, and a loss takes two or more",
+                         help="give a longer text with --text")
+    check_ids(model, ids)
+    return Checkpoint(id=id, model=model, source=opened.weights, ids=tuple(ids), read=read)

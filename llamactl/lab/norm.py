@@ -1,0 +1,153 @@
+"""What does RMSNorm leave out of LayerNorm, and what does that cost and save?
+
+Source: RMSNorm, arXiv:1910.07467; LayerNorm, arXiv:1607.06450.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.benchmark import Timer
+
+from llamactl.analysis.experiment import Claim, Finding, Outcome, found, skipped
+from llamactl.lab._setting import NO_CHECKPOINT, Checkpoint, Setting
+from llamactl.net.blocks import RowNorm
+from llamactl.net.device import name_of
+from llamactl.spec.parts import Norm
+
+WIDTHS = (64, 512, 4_096)
+NUMBERS, SAMPLES = 1 << 20, 8  # in one sample's rows
+OFFSETS_LIMIT = 0.9  # much lower than 1 - 1/(2d)
+RANDOM = 0.6745  # the median of |N(0, 1)|: of a random row of width d, |mean| / RMS is about RANDOM / sqrt(d)
+ROWS, TIMED, SECONDS = 512, (576, 4_096), 0.1
+
+
+def run(given: Setting) -> Outcome:
+    """Parameters, correlation, real inputs, and times."""
+    return Outcome(claims=(
+        Claim(claim="RMSNorm has d parameters, LayerNorm 2d", formula="g, against g and b",
+              findings=tuple(_parameters(given))),
+        Claim(claim="on rows without a mean of their own both give nearly the same; on rows with one they do not",
+              formula="correlation 1 - 1/(2d) for rows of independent N(0, 1)", findings=tuple(_correlations(given))),
+        Claim(claim="rows inside trained networks have little mean, so that dropping it is cheap",
+              formula="|mean| / RMS of a row that a norm reads", findings=tuple(_inputs(given))),
+        Claim(claim="RMSNorm takes less time than LayerNorm, and a fused kernel less than the formula step by step",
+              formula="x / sqrt(mean(x^2) + eps) g; (x - mean(x)) / sqrt(var(x) + eps) g + b",
+              findings=tuple(_times(given)))))
+
+
+def _parameters(given: Setting) -> Iterator[Finding]:
+    for name, edits in (("llama-3-8b", ()), ("llama-3-8b", ("norm=layer",)), ("gpt2", ())):
+        norm = given.small(name, *edits).norm
+        assert norm is not None
+        of = f"{name}{''.join(f', {e}' for e in edits)}: d {norm.dim:,}"
+        yield found("RMSNorm" if norm.kind == "rms" else "LayerNorm", sum(x.elements for x in norm.leaves("norm")),
+                    of=of, unit="parameters", expected=norm.dim * (1 if norm.kind == "rms" else 2))
+
+
+def _norms(dim: int, device: torch.device) -> tuple[RowNorm, RowNorm]:
+    """RMSNorm and LayerNorm with g = 1 and b = 0."""
+    rms = Norm(dim=dim, eps=1e-6)
+    out = [RowNorm(x, dtype=torch.float32, device=device) for x in (rms, replace(rms, kind="layer", bias=True))]
+    for norm in out:
+        for name, value in norm.named_parameters():
+            value.fill_(float(name == "weight"))
+    return out[0], out[1]
+
+
+def _correlations(given: Setting) -> Iterator[Finding]:
+    draws = given.draws()
+    for dim in WIDTHS:
+        pair = _norms(dim, given.device)
+        rows = [torch.randn(NUMBERS // dim, dim, generator=draws) for _ in range(SAMPLES)]
+        values = [_correlation(pair, x.to(given.device)) for x in rows]
+        # The next term of the series, and four standard errors of so many rows.
+        tolerance = 0.5 / dim**2 + 4 * 0.5**0.5 / dim / (SAMPLES * len(rows[0])) ** 0.5
+        yield found(f"centred rows, d {dim:,}", sum(values) / SAMPLES, of=f"{NUMBERS // dim:,} drawn rows",
+                    spread=values, expected=1 - 1 / (2 * dim), tolerance=tolerance)
+        if dim == 512:
+            moved = [_correlation(pair, (x + torch.randn(len(x), 1, generator=draws)).to(given.device)) for x in rows]
+            yield found(f"each row moved by its own N(0, 1), d {dim:,}", sum(moved) / SAMPLES,
+                        of=f"{NUMBERS // dim:,} drawn rows", spread=moved, expected=OFFSETS_LIMIT, relation="<=")
+
+
+def _correlation(pair: tuple[RowNorm, RowNorm], x: Tensor) -> float:
+    a, b = (norm(x).double().cpu().flatten() for norm in pair) if x.device.type != "mps" else (
+        norm(x).cpu().double().flatten() for norm in pair)
+    return float(torch.corrcoef(torch.stack((a, b)))[0, 1])
+
+
+def _inputs(given: Setting) -> Iterator[Finding]:
+    if not given.checkpoints:
+        yield skipped("|mean| / RMS at the norms", NO_CHECKPOINT)
+    for c in given.checkpoints:
+        given.tell(f"norm: what the norms of {c.id} read")
+        yield from _read(c)
+
+
+def _read(c: Checkpoint) -> Iterator[Finding]:
+    norms = c.ablated().norms
+    if norms is None:
+        yield skipped("|mean| / RMS at the norms", "it has none", of=c.id)
+        return
+    medians = [x.median for x in norms.norms if x.median is not None]
+    said = [] if c.read else ["on made-up tokens"]
+    chance = RANDOM / c.model.hidden**0.5
+    yield found("|mean| / RMS: the median norm", norms.median, of=f"{c.id}, d {c.model.hidden:,}", spread=medians,
+                expected=chance, relation="<=", note="; ".join(["claimed: what random rows of that width have", *said]))
+    yield found("|mean| / RMS: the worst norm", norms.worst, of=f"{c.id}, d {c.model.hidden:,}", expected=2 * chance,
+                relation="<=", note="; ".join([f"in {norms.worst_at}; claimed: no more than twice that", *said]))
+
+
+def _times(given: Setting) -> Iterator[Finding]:
+    threads = sorted({1, torch.get_num_threads()}) if given.device.type == "cpu" else [torch.get_num_threads()]
+    for dim in TIMED:
+        rms, layer = _norms(dim, given.device)
+        x = torch.randn(ROWS, dim, generator=given.draws()).to(given.device)
+        forms: dict[str, Callable[[Tensor], Tensor]] = {
+            "RMSNorm, fused": rms, "RMSNorm, written out": partial(_rms, norm=rms),
+            "LayerNorm, fused": layer, "LayerNorm, written out": partial(_layer, norm=layer)}
+        for n in threads:
+            of = f"{ROWS} x {dim:,}, " + (f"cpu, {n} thread{'' if n == 1 else 's'}" if given.device.type == "cpu" else
+                                          name_of(given.device))
+            took = {}
+            for name, call in forms.items():
+                given.tell(f"norm: timing {name}, {of}")
+                took[name] = _timed(name, call, x, n, of)
+            yield from took.values()
+            yield from _ratios({name: f.value or float("nan") for name, f in took.items()}, of, given.device.type)
+        for name, a, b in (("RMSNorm", rms(x), _rms(x, rms)), ("LayerNorm", layer(x), _layer(x, layer))):
+            yield found(f"{name}: fused less written out, largest", float((a - b).abs().max()), of=f"{ROWS} x {dim:,}",
+                        expected=1e-5, relation="<=")
+
+
+def _ratios(took: dict[str, float], of: str, device: str) -> Iterator[Finding]:
+    """RMSNorm's time over LayerNorm's; nothing is claimed of a number that depends on the machine."""
+    for form in ("fused", "written out"):
+        ratio = took[f"RMSNorm, {form}"] / took[f"LayerNorm, {form}"]
+        odd = ratio > 1 and form == "fused" and device == "cpu"
+        yield found(f"RMSNorm / LayerNorm, {form}", ratio, of=of, unit="times", note="not so here: on a CPU torch "
+                    "computes rms_norm in steps and layer_norm in one kernel" if odd else None)
+
+
+def _timed(name: str, call: Callable[[Tensor], Tensor], x: Tensor, threads: int, of: str) -> Finding:
+    with torch.inference_mode():
+        took = Timer("call(x)", globals={"call": call, "x": x}, num_threads=threads).blocked_autorange(
+            min_run_time=SECONDS)
+    return found(f"{name}: median", 1e6 * took.median, of=of, unit="us", spread=[1e6 * t for t in took.times])
+
+
+def _rms(x: Tensor, norm: RowNorm) -> Tensor:
+    assert norm.weight is not None
+    return x / (x.square().mean(-1, keepdim=True) + norm.part.eps).sqrt() * norm.weight
+
+
+def _layer(x: Tensor, norm: RowNorm) -> Tensor:
+    assert norm.weight is not None
+    assert norm.bias is not None
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + norm.part.eps).sqrt() * norm.weight + norm.bias

@@ -1,0 +1,111 @@
+"""The views of `llamactl lab`: the list of experiments, and what was found beside what is claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llamactl.analysis.experiment import Claim, Experiment, Finding, LabList, LabReport
+from llamactl.analysis.experiment import Grid as Numbers
+from llamactl.errors import printable
+from llamactl.render.document import Block, Column, Document, Facts, Lines, Table
+from llamactl.render.units import count
+
+SIGNS = {"=": "", "<=": "<= ", ">=": ">= "}
+HEAD = ("what", "on", "measured", "spread", "claimed", "verdict")
+_COLUMNS = ("experiment", "claim", "formula", "what", "of", "value", "unit", "lowest", "highest", "samples", "relation",
+            "expected", "tolerance", "verdict", "note")
+
+
+def view(reports: Sequence[LabReport | LabList], *, verbose: bool = False, **_: Any) -> Document:
+    """The list as one table; a run as facts, claims, numbers and notes of each experiment. verbose: times too."""
+    (r,) = reports
+    if isinstance(r, LabList):
+        table = Table("", (Column("name"), Column("what it asks"), Column("source")),
+                      tuple((x.name, x.title, x.source) for x in r.experiments))
+        return Document((table,), table, tuple(x.name for x in r.experiments))
+    blocks: list[Block] = []
+    for e in r.experiments:
+        blocks += _experiment(e, verbose)
+    blocks.append(Facts("where it was measured", tuple(where(r))))
+    rows = tuple(_flat(e, c, f) for e in r.experiments for c in e.claims for f in c.findings)
+    return Document(tuple(blocks), Table("", tuple(map(Column, _COLUMNS)), rows), (r.verdict,))
+
+
+def where(r: LabReport) -> Iterator[tuple[str, str]]:
+    """The device and what else decides the numbers."""
+    yield "device", r.device if r.device.startswith("cpu") else f"{r.device}, beside {r.threads} CPU threads"
+    yield "torch", r.torch
+    yield "seed", str(r.seed)
+    yield "trained weights", ", ".join(r.checkpoints) or "none given"
+
+
+def counted(e: Experiment) -> str:
+    """The verdict and of how many findings: holds: 12 hold, 2 are measured, 1 is skipped."""
+    all_ = [f.verdict for c in e.claims for f in c.findings]
+    words = (("differs", "differs", "differ"), ("holds", "holds", "hold"), ("measured", "is measured", "are measured"),
+             ("skipped", "is skipped", "are skipped"))
+    said = [f"{n} {one if n == 1 else many}" for word, one, many in words if (n := all_.count(word))]
+    return f"{e.verdict}: {', '.join(said)}"
+
+
+def number(x: float | None, unit: str = "") -> str:
+    """1,073,741,824 bytes; 0.99902; 1.4e-06."""
+    if x is None:
+        return "-"
+    if isinstance(x, int) or (x == int(x) and abs(x) < 1e15):
+        said = count(int(x))
+    else:
+        said = f"{x:,.5g}" if 1e-3 <= abs(x) < 1e5 else f"{x:,.0f}" if abs(x) >= 1e5 else f"{x:.2g}"
+    return f"{said} {unit}".rstrip()
+
+
+def claimed(f: Finding) -> str:
+    """What is said of the value: <= 3e-04, 0.99902 +- 5e-05."""
+    if f.expected is None or f.relation is None:
+        return "-"
+    room = f" +- {f.tolerance:.1g}" if f.tolerance else ""
+    return f"{SIGNS[f.relation]}{number(f.expected)}{room}"
+
+
+def spread(f: Finding) -> str:
+    """Lowest to highest of how many."""
+    if f.samples < 2 or f.lowest is None:
+        return "-"
+    return f"{number(f.lowest)} to {number(f.highest)} ({count(f.samples)})"
+
+
+def row(f: Finding) -> tuple[str, str, str, str, str, str]:
+    """A finding under HEAD."""
+    return f.what, f.of, number(f.value, f.unit), spread(f), claimed(f), f.verdict
+
+
+def notes(e: Experiment) -> tuple[tuple[str, str], ...]:
+    """Of the findings that have one, what they are of and the note; the same one once."""
+    all_ = (f for c in e.claims for f in c.findings)
+    return tuple(dict.fromkeys((printable(f"{f.what} ({f.of})"), f.note) for f in all_ if f.note))
+
+
+def cells(grid: Numbers) -> list[tuple[str, ...]]:
+    """A grid's rows as text."""
+    return [tuple("-" if x is None else x if isinstance(x, str) else number(x) for x in r) for r in grid.rows]
+
+
+def _experiment(e: Experiment, verbose: bool) -> Iterator[Block]:
+    facts = [("source", e.source), ("verdict", counted(e))]
+    if verbose:
+        facts.append(("took", f"{e.seconds:.1f} s"))
+    yield Facts(f"{e.name}: {e.title}", tuple(facts))
+    for c in e.claims:
+        yield Table(f"{c.claim}   [{c.formula}]", tuple(map(Column, HEAD)), tuple(row(f) for f in c.findings))
+    for g in e.grids:
+        yield Table(g.title, tuple(map(Column, g.columns)), tuple(cells(g)))
+    for p in e.passages:
+        yield Lines(p.title, tuple(p.text.split("\n")))
+    if said := notes(e):
+        yield Facts("notes", said)
+
+
+def _flat(e: Experiment, c: Claim, f: Finding) -> tuple[Any, ...]:
+    return (e.name, c.claim, c.formula, f.what, f.of, f.value, f.unit, f.lowest, f.highest, f.samples, f.relation,
+            f.expected, f.tolerance, f.verdict, f.note)

@@ -1,0 +1,134 @@
+"""Rotations: scores that depend on distances alone, and which angles a longer context meets for the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from llamactl.analysis.experiment import Experiment
+from llamactl.lab import rope_identity, rope_stretch
+from llamactl.net import positions
+
+
+def test_a_pair_keeps_its_score_to_rounding(done: Callable[..., Experiment], pick: Any) -> None:
+    e = done("rope-identity")
+    pair = pick(e, "one pair, fp32: spread to 100,000, of 99 in 100")
+    assert 1e-7 < pair.value < 2e-6
+    assert 5e-7 < pair.highest < 4e-6  # about 1e-6
+    assert (pair.verdict, pair.samples) == ("holds", 5 * 200)
+    assert pick(e, "one pair, fp64").value < 1e-14
+
+
+def test_a_head_keeps_its_score_to_rounding_of_its_angles(done: Callable[..., Experiment], pick: Any) -> None:
+    e = done("rope-identity")
+    near = pick(e, "a head of 32, fp32: spread to 1,000, of 99 in 100")
+    assert 1e-5 < near.value < 3e-4
+    assert near.verdict == "holds"
+    far = pick(e, "a head of 32, fp32: spread to 100,000")
+    assert 3e-4 < far.value < 0.1
+    assert far.verdict == "measured"
+    assert "angles near 56,234 rad stand 3.9e-03 apart" in far.note
+    share = pick(e, "a head of 32, fp32: that spread / what rounding of the angles allows")
+    assert 0.1 < share.value <= 1
+    assert pick(e, "a head of 32, fp64: spread to 100,000").value < 1e-10
+    assert e.verdict == "holds"
+
+
+def test_the_distance_counts_and_the_place_does_not(done: Callable[..., Experiment], pick: Any) -> None:
+    e = done("rope-identity")
+    same, step = pick(e, "(10, 3) less (1010, 1003)"), pick(e, "(10, 3) less (10, 4)")
+    assert 1e-5 < same.value < 1e-4
+    assert step.value > 1
+    assert same.verdict == step.verdict == "holds"
+    assert step.of == "4,000 drawn q and k, head 64, base 100,000"
+
+
+def test_a_learned_table_changes_the_score(done: Callable[..., Experiment], pick: Any) -> None:
+    e = done("rope-identity")
+    table, rope = pick(e, "spread with a learned table"), pick(e, "spread with RoPE")
+    assert table.value > 1
+    assert rope.value < 3e-4
+    assert pick(e, "table / RoPE").value == pytest.approx(table.value / rope.value)
+    for kind in ("RoPE", "learned positions"):
+        f = pick(e, "spread in trained weights", f"a checkpoint with {kind}")
+        assert (f.verdict, f.value, f.note) == ("skipped", None, "needs trained weights: --model CKPT")
+
+
+def test_another_seed_holds_too(done: Callable[..., Experiment]) -> None:
+    assert [done("rope-identity", seed=s).verdict for s in range(1, 9)] == ["holds"] * 8
+
+
+def test_the_numbers_beside_each_other(done: Callable[..., Experiment]) -> None:
+    (grid,) = done("rope-identity").grids
+    assert len(grid.rows) == 2 * 2 * 5
+    assert {r[2] for r in grid.rows} == {0, 1, 7, 63, 200}
+    assert rope_identity.SHIFTS[-1] == 100_000
+
+
+def test_a_rotation_by_the_wrong_angle_is_seen(done: Callable[..., Experiment], pick: Any,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys turned a little too far the further they stand: the score then depends on the place."""
+    right = positions.rotate
+
+    def wrong(x: torch.Tensor, turn: positions.Turn, pairs: str) -> torch.Tensor:
+        return right(x, positions.Turn(turn.cos * (1 + 1e-2 * turn.cos[..., :1]), turn.sin), pairs)
+
+    monkeypatch.setattr(rope_identity, "rotate", wrong)
+    e = done("rope-identity", seed=4)
+    assert e.verdict == "differs"
+    for what in ("one pair, fp32", "one pair, fp64", "a head of 32, fp32: that spread", "a head of 32, fp64"):
+        assert pick(e, what).verdict == "differs"
+
+
+# --- stretching
+
+
+def test_unseen_pairs_under_every_scheme(done: Callable[..., Experiment], pick: Any) -> None:
+    e = done("rope-stretch")
+    found = {(w, of): pick(e, f"{w}: pairs that meet unseen angles", of).value for w, of in (
+        *((w, "llama-3-8b") for w in ("none", "linear", "ntk", "yarn", "llama3")), ("llama3", "llama-3.1-8b"),
+        ("longrope", "phi-3-mini-128k"))}
+    assert list(found.values()) == [29, 0, 28, 0, 0, 0, 0]
+    assert pick(e, "pairs judged otherwise").value == 0
+    grid = next(g for g in e.grids if g.title.startswith("pairs at 32,768"))
+    assert {r[0]: r[-1] for r in grid.rows} == {"none": "35-63", "ntk": "35-62", **dict.fromkeys(
+        ("linear", "yarn", "llama3", "longrope"), "none")}
+    assert e.verdict == "holds"
+
+
+def test_llama_31_slows_29_of_64_pairs(done: Callable[..., Experiment], pick: Any) -> None:
+    e = done("rope-stretch")
+    assert [pick(e, w).value for w in ("slowed by 8", "left alone", "blended")] == [29, 29, 6]
+
+
+def test_alibi_slopes_and_penalties(done: Callable[..., Experiment], pick: Any) -> None:
+    e = done("rope-stretch")
+    assert pick(e, "slope of head 1 of 8").value == pytest.approx(0.5, abs=1e-6)
+    assert pick(e, "slope of head 8 of 8").value == pytest.approx(2**-8, abs=1e-6)
+    grid = next(g for g in e.grids if g.title.startswith("ALiBi"))
+    assert grid.rows[0] == (1, 0.5, -512.0, -16_384.0)
+    assert grid.rows[-1] == (8, 2**-8, -4.0, -128.0)
+
+
+def test_a_table_that_turns_otherwise_is_seen(done: Callable[..., Experiment], pick: Any,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network's table is what is read: one of another base disagrees with the arithmetic."""
+    right = rope_stretch.RopeTable
+
+    def other(rope: Any, *args: Any, **kwargs: Any) -> Any:
+        from dataclasses import replace
+
+        return right(replace(rope, theta=rope.theta / 10), *args, **kwargs)
+
+    monkeypatch.setattr(rope_stretch, "RopeTable", other)
+    e = done("rope-stretch", seed=5)
+    assert pick(e, "none: pairs that meet").verdict == "differs"
+    assert pick(e, "pairs judged otherwise").verdict == "differs"
+
+
+@pytest.mark.parametrize(("pairs", "text"), [([], "none"), ([3], "3"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8")])
+def test_pairs_are_listed_as_runs(pairs: list[int], text: str) -> None:
+    assert rope_stretch._listed(pairs) == text
