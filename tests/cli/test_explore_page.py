@@ -226,6 +226,14 @@ def test_a_part_tells_what_it_is_and_costs(opened: Any, cli: Any) -> None:
     assert "gpt2: Learned positions" in select(page, "pos_embed")
 
 
+@pytest.mark.parametrize(("name", "inside"), [("transformer-base", False), ("gemma-2-9b", True)])
+def test_a_norm_stands_where_it_acts(opened: Any, name: str, inside: bool) -> None:
+    """The block of 2017 norms the sum, after the plus; Gemma 2 the branch, before it."""
+    page = opened(name)
+    found = page.eval_on_selector_all("#blocks button[data-part$=post_norm]", "e => e.map(x => !!x.closest('.branch'))")
+    assert found == [inside, inside]
+
+
 def test_the_drawing_is_there_in_words(opened: Any, cli: Any) -> None:
     page = opened("gpt2 gemma-2-9b")
     page.click("text=The same in words")
