@@ -55,7 +55,7 @@ def outline(model: Model) -> Outline:
     inside = [(_sums(x.leaves()), n) for x, n in layers]
     outside = _sums(model.outer_leaves())
     parts: dict[str, Part] = {}
-    for key, kind, words, lines in (*_outer(model, told), *_block(model, layer, told)):
+    for key, kind, words, lines in (*_outer(model), *_block(model, layer, told)):
         here = [(sums.pop(key, 0), n) for sums, n in inside] if key in BLOCK else []
         alike = len({x for x, _ in here}) == 1
         parts[key] = Part(kind=kind, words=words, lines=tuple(lines), each=here[0][0] if alike else None,
@@ -81,7 +81,7 @@ def _sums(leaves: Iterator[Leaf] | Sequence[Leaf]) -> Counter[str]:
 _Row = tuple[str, str, str, list[str]]
 
 
-def _outer(model: Model, told: dict[str, str]) -> Iterator[_Row]:
+def _outer(model: Model) -> Iterator[_Row]:
     embed, place = model.embed, model.positions
     yield ("embed", "embedding", f"{embed.vocab:,} x {embed.dim:,}",
            _product("table", (embed.vocab, embed.dim), _only(embed.leaves())))

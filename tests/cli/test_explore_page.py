@@ -191,6 +191,20 @@ def test_why_the_cache_is_smaller_and_the_feed_forward_larger_can_be_read_off(op
     assert numbers(page)["now"]["kv_cache_bytes"] == "4294967296"
 
 
+def test_kv_heads_keep_their_proportion_at_another_size(opened: Any, cli: Any) -> None:
+    page = opened("gpt2 llama-3-8b")
+    page.click("#all-off")
+    for n, before, after in ((0, "1 KV head, 12 of 12", "1 KV head, 32 of 32"),
+                             (3, "4 KV heads, 3 of 12", "16 KV heads, 2"),
+                             (5, "12 KV heads, one for each", "32 KV heads, one for each")):
+        slide(page, "#kv-heads", n)
+        assert page.text_content("#kv-heads-said").startswith(before)
+        page.click("#switch-size")
+        assert page.text_content("#kv-heads-said").startswith(after)
+        agrees(page, cli)
+        page.click("#switch-size")
+
+
 def test_the_ladder_walks_one_edit_at_a_time(opened: Any, cli: Any) -> None:
     """Each row, chosen, is the model that its numbers are of; the last is the goal."""
     page = opened("gpt2 llama-3-8b")
