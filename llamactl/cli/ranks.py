@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import typer
 
@@ -29,7 +29,7 @@ GRACE_S = 5.0  # for processes to end by themselves, once one has
 _FOLDER, _LIFELINE = "LLAMACTL_TP_FOLDER", "LLAMACTL_TP_LIFELINE"
 _MEET = "meet"
 _PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-_RUN = "import sys; sys.path[:] = {path!r}; from llamactl.__main__ import main; sys.exit(main())"
+_RUN = "import sys; sys.path[:] = {path!r}; from llamactl.cli.ranks import run; run()"
 
 
 class Seat(NamedTuple):
@@ -160,6 +160,24 @@ def launch(n: int) -> int:
             _end(children)
             os.close(lifeline)
             os.close(ours)
+
+
+def run() -> NoReturn:
+    """The command line, as one of launch's processes.
+
+    It ends without Python's and C++'s cleaning up: threads of torch.distributed that still wait for another process
+    can abort there, after the command's last word.
+    """
+    from llamactl.__main__ import main
+
+    code = EXIT_BUG
+    try:
+        code = main()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+    finally:
+        os._exit(code)
 
 
 def _start(rank: int, n: int, folder: str, lifeline: int) -> subprocess.Popen[bytes]:

@@ -117,6 +117,13 @@ def gone(pids: Sequence[int]) -> bool:
     return not any(runs(pid) for pid in pids)
 
 
+ABORTS = """
+import atexit, os
+if "RANK" in os.environ:
+    atexit.register(os.abort)
+"""
+
+
 @pytest.fixture
 def begun(endless: Path, environment: Callable[..., dict[str, str]], tmp_path: Path) -> Any:
     """A run on two processes that has written something: (launcher, pids of the two)."""
@@ -124,10 +131,13 @@ def begun(endless: Path, environment: Callable[..., dict[str, str]], tmp_path: P
         pytest.skip("no /proc to find the processes in")
     started, ranks = [], []
 
-    def start() -> tuple[subprocess.Popen[bytes], list[int]]:
+    def start(path: Path | None = None) -> tuple[subprocess.Popen[bytes], list[int]]:
         line = [sys.executable, "-c", INTERRUPTIBLE, "generate", str(endless), "-p", "A", "--greedy", "-n", "1000000",
                 "--tp", "2"]
-        process = subprocess.Popen(line, env=environment(tmp_path), cwd=tmp_path, stdin=subprocess.DEVNULL,
+        env = environment(tmp_path)
+        if path is not None:
+            env["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [env.get("PYTHONPATH")])])
+        process = subprocess.Popen(line, env=env, cwd=tmp_path, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         started.append(process)
         assert process.stdout is not None
@@ -155,6 +165,15 @@ def test_a_signal_ends_all_with_one_line(begun: Any, sent: signal.Signals, code:
     assert (process.returncode, err) == (code, b"error[" + word + b"]: " + word + b"\n")
     assert out.endswith(b"\n")
     assert gone(ranks)
+
+
+def test_what_aborts_after_the_last_word_is_not_reached(begun: Any, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(ABORTS)  # as threads of torch.distributed do at times
+    process, _ = begun(tmp_path / "site")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (143, b"error[terminated]: terminated\n")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
