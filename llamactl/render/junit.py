@@ -62,7 +62,7 @@ def _properties(suite: ET.Element, r: VerifyReport, accepted: bool) -> None:
     words = [("verdict", word(r, accepted)), *compared(r), *([("of the limit", times(far))] if far is not None else []),
              *(("cannot see", x) for x in r.limits)]
     for name, value in words:
-        ET.SubElement(held, "property", name=_clean(name), value=_clean(printable(value)))
+        ET.SubElement(held, "property", name=_clean(printable(name)), value=_clean(printable(value)))
 
 
 def _places(suite: ET.Element, r: VerifyReport, accepted: bool) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from llamactl.analysis.experiment import Claim, Experiment, Finding, LabList, LabReport
 from llamactl.analysis.experiment import Grid as Numbers
-from llamactl.errors import printable
 from llamactl.render.document import Block, Column, Document, Facts, Lines, Table
 from llamactl.render.units import count
 
@@ -83,7 +82,7 @@ def row(f: Finding) -> tuple[str, str, str, str, str, str]:
 def notes(e: Experiment) -> tuple[tuple[str, str], ...]:
     """Of the findings that have one, what they are of and the note; the same one once."""
     all_ = (f for c in e.claims for f in c.findings)
-    return tuple(dict.fromkeys((printable(f"{f.what} ({f.of})"), f.note) for f in all_ if f.note))
+    return tuple(dict.fromkeys((f"{f.what} ({f.of})", f.note) for f in all_ if f.note))
 
 
 def cells(grid: Numbers) -> list[tuple[str, ...]]:

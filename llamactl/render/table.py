@@ -41,7 +41,7 @@ def _block(block: Table | Facts | Lines, utf8: bool) -> RichTable | Text | Group
     elif isinstance(block, Facts):
         body = RichTable.grid(padding=(0, 2))
         for label, text in block.pairs:
-            body.add_row(Text(label, style="dim"), Text(printable(text)))
+            body.add_row(Text(printable(label), style="dim"), Text(printable(text)))
     else:
         body = RichTable(box=box.SIMPLE_HEAD if utf8 else box.ASCII2, pad_edge=False, header_style="bold")
         for c in block.columns:

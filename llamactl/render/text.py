@@ -20,8 +20,9 @@ def _plain(block: Table | Facts | Lines) -> str:
     if isinstance(block, Lines):
         return "\n".join([*title, *(printable(x) for x in block.lines)])
     if isinstance(block, Facts):
-        wide = max((len(label) for label, _ in block.pairs), default=0)
-        return "\n".join([*title, *(f"{label.ljust(wide)}  {printable(text)}" for label, text in block.pairs)])
+        pairs = [(printable(label), printable(text)) for label, text in block.pairs]
+        wide = max((len(label) for label, _ in pairs), default=0)
+        return "\n".join([*title, *(f"{label.ljust(wide)}  {text}" for label, text in pairs)])
     return "\n".join([*title, *_aligned(block)])
 
 

@@ -16,7 +16,6 @@ from llamactl.analysis.verification import (
     Side,
     VerifyReport,
 )
-from llamactl.errors import printable
 from llamactl.render.units import count, layer_ranges, share
 
 MOST = 1e30  # an error as large as this stands for one that is not finite
@@ -66,7 +65,7 @@ def side(s: Side) -> str:
 
 def compared(r: VerifyReport) -> Pairs:
     """The two sides and the text on which they were run."""
-    out = [(printable(s.label), side(s)) for s in r.sides or ()]  # a label is printed as it is
+    out = [(s.label, side(s)) for s in r.sides or ()]
     if r.probe is not None:
         said = f"{count(r.probe.tokens)} tokens: {TEXTS.get(r.probe.source, r.probe.source)}"
         out.append(("probe", f"{said}; {r.probe.note}" if r.probe.note else said))
