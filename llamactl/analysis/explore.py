@@ -22,7 +22,7 @@ from llamactl.spec.edits import apply
 from llamactl.spec.features import diff, features
 from llamactl.spec.model import Model
 from llamactl.spec.parts import Attention
-from llamactl.spec.switches import SIZE, Choices, between, share_of, shares, with_share
+from llamactl.spec.switches import SIZE, Choices, between, nearest, share_of, shares, with_share
 
 SHARE = "share"  # the control that says how many query heads share a KV head
 WEIGHTS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
@@ -42,7 +42,8 @@ class World:
     """The models that one set of controls makes. reference, edits: what the command line calls them.
 
     counts: parameters by component, and sizes. words: features. parts, form: the drawing, as analysis.outline has it.
-    cache: coefficients of each group of layers. state_bytes: of one sequence. shares: what SHARE can be.
+    cache: coefficients of each group of layers. state_bytes: of one sequence. shares: what SHARE can be; aims: which of
+    them is nearest to the start's own sharing, and to the goal's.
     """
 
     reference: str
@@ -55,6 +56,7 @@ class World:
     cache: Table
     state_bytes: Table
     shares: Table
+    aims: Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,14 +160,15 @@ def explore(a: Model, b: Model | None, *, start: str, goal: str | None = None) -
     keys = tuple(s.key for s in choices.switches)
     reached = b is None or choices.reached()
     way = _costed(choices, keys)
-    worlds = [_world(way, start, keys, lambda s: choices.edits(s.on, s.share), choices.shares)]
+    ends = (a, b if b is not None else a)
+    worlds = [_world(way, start, keys, lambda s: choices.edits(s.on, s.share), choices.shares, ends)]
     sets = [way]
     if b is not None and not reached:
         end = {_State(frozenset(), s): _with_share(b, s) for s in shares(b) or (None,)}
         sets.append(end)
-        worlds.append(_world(end, str(goal), (), lambda s: _kv(b, s.share), lambda _: shares(b)))
+        worlds.append(_world(end, str(goal), (), lambda s: _kv(b, s.share), lambda _: shares(b), ends))
     told = tuple(_words(a, choices, s.key, s.title) for s in choices.switches)
-    last = choices.model(set(keys), _nearest(b, choices, keys)) if b is not None else a
+    last = choices.model(set(keys), _aims(choices.shares(set(keys)), ends)[1])
     return ExploreReport(
         start=_end(a, start), goal=_end(b, str(goal)) if b is not None else None, switches=told,
         rest=() if b is None or reached else tuple((c.name, c.before, c.after) for c in diff(last, b)) or (
@@ -204,15 +207,16 @@ def _with_share(model: Model, share: int | None) -> Model:
     return model
 
 
-def _nearest(b: Model, choices: Choices, keys: Sequence[str]) -> int | None:
-    """b's sharing, where the way can have it."""
-    possible, wished = choices.shares(set(keys)), share_of(b)
-    return wished if wished in possible else possible[0] if possible else None
+def _aims(options: Sequence[int], ends: Sequence[Model]) -> tuple[int | None, ...]:
+    """The sharing of each end where these are possible; where it has none to tell, the other's."""
+    near = [nearest(options, end) for end in ends]
+    known = next((s for s in (*near, *options) if s is not None), None)
+    return tuple(known if s is None else s for s in near)
 
 
 def _world(states: Mapping[_State, Model], reference: str, keys: tuple[str, ...],
            edits: Callable[[_State], tuple[tuple[str, tuple[str, ...]], ...]],
-           sharing: Callable[[frozenset[str]], tuple[int, ...]]) -> World:
+           sharing: Callable[[frozenset[str]], tuple[int, ...]], ends: tuple[Model, Model]) -> World:
     controls = (*keys, SHARE)
     at = [tuple(str(s.share or "") if k == SHARE else str(int(k in s.on)) for k in controls) for s in states]
 
@@ -225,6 +229,7 @@ def _world(states: Mapping[_State, Model], reference: str, keys: tuple[str, ...]
     models = list(states.values())
     forms = [outline(m) for m in models]
     said = [dict(edits(s)) for s in states]
+    options = {key[:-1]: sharing(s.on) for key, s in zip(at, states, strict=True)}
     return World(
         reference=reference, switches=keys,
         edits=tuple(table(e.get(k, ()) for e in said) for k in _ordered(said)),
@@ -234,7 +239,8 @@ def _world(states: Mapping[_State, Model], reference: str, keys: tuple[str, ...]
         cache=table(coefficients(m) for m in models),
         state_bytes=table(kv_cache(m, 1).at[0].state_bytes for m in models),
         # not by SHARE itself, which may stand for the size where no sharing is possible at both
-        shares=_table(keys, {key[:-1]: sharing(s.on) for key, s in zip(at, states, strict=True)}))
+        shares=_table(keys, options),
+        aims=_table(keys, {key: _aims(found, ends) for key, found in options.items()}))
 
 
 def _ordered(said: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -272,7 +278,7 @@ def _table(by: tuple[str, ...], rows: Mapping[tuple[str, ...], Any]) -> Table:
 
 def _words(a: Model, choices: Choices, key: str, title: str) -> SwitchWords:
     """What a switch changes; a size also changes the numbers inside other features, which are not told again."""
-    one = choices.model({key}, share_of(a))
+    one = choices.model({key}, nearest(choices.shares({key}), a))
     return SwitchWords(key=key, title=title, changes=tuple(
         (c.name, c.before, c.after) for c in diff(a, one) if key != SIZE or c.name in ("layers", "hidden", "context")))
 

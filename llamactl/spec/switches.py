@@ -7,7 +7,7 @@ heads to a KV head.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
@@ -92,12 +92,17 @@ def between(a: Model, b: Model) -> Choices:
     for switch in _wanted(a, b):
         wider = Choices(a=a, b=b, switches=(*found.switches, switch))
         try:
-            alone, both = wider.model({switch.key}, _share(a)), wider.model(_keys(wider), _share(a))
+            alone, both = _with(wider, {switch.key}), _with(wider, _keys(wider))
         except UsageError:  # this edit has no meaning for these models
             continue
-        if not (_alike(alone, a) and _alike(both, found.model(_keys(found), _share(a)))):
+        if not (_alike(alone, a) and _alike(both, _with(found, _keys(found)))):
             found = wider
     return found
+
+
+def _with(choices: Choices, on: Collection[str]) -> Model:
+    """The model of these switches with KV heads shared as in `a`, or nearly so."""
+    return choices.model(on, nearest(choices.shares(on), choices.a))
 
 
 def _alike(x: Model, y: Model) -> bool:
@@ -115,6 +120,17 @@ def shares(model: Model) -> tuple[int, ...]:
     if len(found) > MOST_SHARES:  # no model has so many, but a config can
         found = [n for n in found if n & (n - 1) == 0 or n in (own, heads)]
     return tuple(found)
+
+
+def nearest(options: Sequence[int], model: Model) -> int | None:
+    """`model`'s sharing where others are possible: one KV head stays one, else the same or the next smaller share."""
+    wished = _share(model)
+    if wished is None or not options:
+        return None
+    own = shares(model)
+    if len(own) > 1 and wished == own[-1]:
+        return options[-1]
+    return max((s for s in options if s <= wished), default=options[0])
 
 
 def with_share(model: Model, share: int) -> tuple[str, ...]:

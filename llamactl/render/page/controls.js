@@ -5,7 +5,6 @@ function setPlace(place) {
   draw();
 }
 
-
 function isMost(place) {
   const options = shares(place);
   return options.length > 1 && place.share === options[options.length - 1];
@@ -13,59 +12,62 @@ function isMost(place) {
 
 // Throw or take back one switch; KV heads keep their proportion at the other size.
 function flipped(place, key) {
-  const most = isMost(place);
-  if (key === "goal") {
-    return place.world === goalWorld && !byWay ? placed(0, keys, data.goal.share) : goalPlace;
-  }
-  if (key === "kv") {
-    const wished = place.share === aim(place) ? data.start.share : data.goal.share;
-    return placed(place.world, place.on, wished);
-  }
-  const on = new Set(place.world === 0 ? place.on : keys);
+  const atGoal = place.world === goalWorld && !byWay;
+  if (key === "goal") return atGoal ? placed(0, keys, "goal") : goalPlace;
+  if (key === "kv") return placed(place.world, place.on, isOn(place, "kv") ? "start" : "goal");
+  const on = new Set(atGoal ? keys : place.on);
   if (on.has(key)) on.delete(key);
   else on.add(key);
-  return placed(0, on, place.share, most);
-}
-
-// The sharing that the switch for KV heads puts in at this place.
-function aim(place) {
-  return nearestShare(place, data.goal.share);
+  return placed(0, on, place.wish, place.share, isMost(place));
 }
 
 const kvSwitch = twoModels && data.start.share !== null && data.goal.share !== null
-  && data.start.share !== data.goal.share;
+  && Object.values(data.worlds[0].aims.values).some(([a, b]) => a !== b);
 
 // Every switch in the order it is told: [key, title, what it changes].
 function switchRows() {
-  const rows = data.switches.map((s) => [s.key, s.title, s.changes]);
+  const rows = data.switches.map((s) => [s.key, s.title, told(s.changes)]);
   if (kvSwitch) {
-    const words = (n) => (n === 1 ? "every query head has its own KV head" : `${n} query heads share a KV head`);
     const at = rows.findIndex(([key]) => key === "ffn" || key === "biases" || key === "head");
     rows.splice(at < 0 ? rows.length : at, 0,
-      ["kv", "KV heads", [["attention", words(data.start.share), words(data.goal.share)]]]);
+      ["kv", "KV heads", told([["attention", shareWords(startPlace), shareWords(goalPlace)]])]);
   }
-  if (twoModels && !byWay) rows.push(["goal", "the rest", data.rest]);
+  if (twoModels && !byWay) rows.push(["goal", "the rest", `only with every edit: ${told(data.rest)}`]);
   return rows;
 }
 
+function told(changes) {
+  return changes.map(([feature, before, after]) => `${feature}: ${before} → ${after}`).join("; ");
+}
+
+function shareWords(place) {
+  if (place.share === 1) return "every query head has its own KV head";
+  return `${isMost(place) ? "all " : ""}${place.share} query heads share a KV head`;
+}
+
+// Where a size's heads cannot be shared as the goal's are: what the switch puts in there.
+function kvNote(place) {
+  const there = placed(place.world, place.on, "goal");
+  const same = there.share === goalPlace.share || (isMost(there) && isMost(goalPlace));
+  return same ? "" : `; at this size, of ${Math.max(...shares(place))} heads, ${shareWords(there)}`;
+}
+
 function isOn(place, key) {
-  if (place.world === goalWorld && !byWay) return key === "kv" ? place.share === data.goal.share : true;
-  return key === "kv" ? place.share === aim(place) : place.on.has(key);
+  if (key === "kv") return place.wish === "goal";
+  return place.world === goalWorld && !byWay ? true : place.on.has(key);
 }
 
 function makeControls() {
-  const rows = switchRows().map(([key, title, changes]) => {
+  const rows = switchRows().map(([key, title, words]) => {
     const box = node("input", { type: "checkbox", role: "switch", id: `switch-${key}`,
       "aria-describedby": `switch-${key}-words` });
     box.addEventListener("change", () => setPlace(flipped(state.place, key)));
-    const words = changes.map(([feature, before, after]) => `${feature}: ${before} → ${after}`).join("; ");
     return node("li", {}, node("label", { for: `switch-${key}` }, box, node("span", {}, title)),
       node("p", { class: "soft", id: `switch-${key}-words` }, words));
   });
   put("switches", ...rows);
-  byId("edits").hidden = !twoModels; // without a second model there is nothing to switch to
-  byId("play").className = twoModels ? "play" : "";
-  byId("switches").hidden = rows.length === 0;
+  byId("edits").hidden = rows.length === 0; // without a second model there is nothing to switch to
+  byId("play").className = rows.length ? "play" : "";
   options("kv-dtype", data.cache_dtypes, (v) => { state.kv = v; });
   options("weights-dtype", data.weight_dtypes, (v) => { state.w = v; });
   typed("ctx", MOST_CTX, (n) => { state.ctx = n; });
@@ -74,7 +76,7 @@ function makeControls() {
   slid("batch-slider", () => { state.batch = 2 ** Number(byId("batch-slider").value); });
   slid("kv-heads", () => {
     const options_ = [...shares(state.place)].reverse();
-    state.place = { ...state.place, share: options_[Number(byId("kv-heads").value)] };
+    state.place = sharing(state.place, options_[Number(byId("kv-heads").value)]);
   });
   byId("loaded").addEventListener("change", () => { state.loaded = byId("loaded").checked; draw(); });
   byId("all-off").addEventListener("click", () => setPlace(startPlace));
@@ -103,7 +105,10 @@ function slid(id, set) {
 }
 
 function showControls() {
-  for (const [key] of switchRows()) byId(`switch-${key}`).checked = isOn(state.place, key);
+  for (const [key, , words] of switchRows()) {
+    byId(`switch-${key}`).checked = isOn(state.place, key);
+    put(`switch-${key}-words`, words, key === "kv" ? kvNote(state.place) : "");
+  }
   byId("kv-dtype").value = state.kv;
   byId("weights-dtype").value = state.w;
   byId("ctx").value = state.ctx;

@@ -24,9 +24,11 @@ function fresh() {
 
 const state = fresh();
 
+// A number as it was typed, at the nearest place in range; what is no number leaves things as they were.
 function whole(text, low, high, fallback) {
-  if (!/^\d{1,12}$/.test(String(text ?? "").trim())) return fallback;
-  return Math.min(high, Math.max(low, Number(text)));
+  const words = String(text ?? "").trim();
+  if (!/^[+-]?[\d.]+(e\+?\d+)?$/i.test(words) || Number.isNaN(Number(words))) return fallback;
+  return Math.min(high, Math.max(low, Math.round(Number(words))));
 }
 
 function oneOf(text, known, fallback) {
@@ -35,7 +37,8 @@ function oneOf(text, known, fallback) {
 
 function toAddress(s) {
   const on = s.place.world === goalWorld && !byWay ? "goal" : [...keys.filter((k) => s.place.on.has(k))].join(".");
-  const fields = { on, share: s.place.share ?? "", ctx: s.ctx, batch: s.batch, kv: s.kv, w: s.w, part: s.part,
+  const share = kvSwitch && s.place.wish !== "own" ? s.place.wish : s.place.share ?? "";
+  const fields = { on, share, ctx: s.ctx, batch: s.batch, kv: s.kv, w: s.w, part: s.part,
     loaded: s.loaded ? 1 : 0, turn: s.turn, way: s.way, pair: s.pair, q: s.q, k: s.k, shift: s.shift };
   return "#" + Object.entries(fields).map(([k, v]) => `${k}=${encodeURIComponent(v)}`).join("&");
 }
@@ -44,14 +47,14 @@ function toAddress(s) {
 function fromAddress(hash) {
   const s = fresh();
   const given = new URLSearchParams(hash.replace(/^#/, ""));
-  if (given.has("on") && twoModels) {
-    const words = given.get("on").split(".");
-    const goal = !byWay && words[0] === "goal";
-    s.place = placed(goal ? goalWorld : 0, goal ? [] : keys.filter((k) => words.includes(k)),
-      goal ? data.goal.share : data.start.share);
+  const words = (given.get("on") ?? "?").split(".").filter(Boolean);
+  const goal = twoModels && !byWay && words[0] === "goal";
+  if (twoModels && (goal || words.every((k) => keys.includes(k)))) {
+    s.place = placed(goal ? goalWorld : 0, goal ? [] : words, goal ? "goal" : "start");
   }
-  const share = whole(given.get("share"), 1, MOST_BATCH, null);
-  if (shares(s.place).includes(share)) s.place = { ...s.place, share };
+  const share = given.get("share");
+  if (twoModels && (share === "start" || share === "goal")) s.place = placed(s.place.world, s.place.on, share);
+  else if (shares(s.place).includes(Number(share))) s.place = sharing(s.place, Number(share));
   s.ctx = whole(given.get("ctx"), 1, MOST_CTX, s.ctx);
   s.batch = whole(given.get("batch"), 1, MOST_BATCH, s.batch);
   s.kv = oneOf(given.get("kv"), data.cache_dtypes, s.kv);

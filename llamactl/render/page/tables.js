@@ -6,7 +6,7 @@ const twoModels = data.goal !== null;
 const byWay = data.worlds.length === 1; // the switches lead all the way to the goal
 const goalWorld = data.worlds.length - 1;
 
-// A place is {world, on: Set of switches, share: query heads to a KV head or null}.
+// A place is {world, on: Set of switches, share: query heads to a KV head or null, wish: whose sharing that follows}.
 function look(table, place) {
   const key = table.by.map((c) => (c === "share" ? String(place.share ?? "") : place.on.has(c) ? "1" : "0"));
   return table.values[key.join(",")];
@@ -25,24 +25,34 @@ function shares(place) {
   return look(world(place).shares, place);
 }
 
-// The sharing nearest to the one wished for: the same one, MQA for MQA, else the next smaller one.
-function nearestShare(place, wished, all) {
+// The sharing of the "start" or the "goal" at this place, as llamactl found it nearest; of what was set by hand ("own")
+// the same one, MQA for MQA, else the next smaller one.
+function nearestShare(place, wish, own, most) {
   const options = shares(place);
   if (!options.length) return null;
-  if (wished === null) return options[0];
-  if (options.includes(wished)) return wished;
-  if (all) return options[options.length - 1];
-  return options.filter((s) => s <= wished).pop() ?? options[0];
+  if (wish !== "own") return aim(place, wish);
+  if (most) return options[options.length - 1];
+  return options.filter((s) => s <= own).pop() ?? options[0];
 }
 
-function placed(worldIndex, on, wished, all = false) {
-  const place = { world: worldIndex, on: new Set(on), share: null };
-  place.share = nearestShare(place, wished, all);
+function aim(place, wish) {
+  return look(world(place).aims, place)[wish === "start" ? 0 : 1];
+}
+
+function placed(worldIndex, on, wish, own = null, most = false) {
+  const place = { world: worldIndex, on: new Set(on), share: null, wish };
+  place.share = nearestShare(place, wish, own, most);
   return place;
 }
 
-const startPlace = placed(0, [], data.start.share);
-const goalPlace = twoModels ? placed(goalWorld, byWay ? keys : [], data.goal.share) : startPlace;
+// The same place with this sharing, which follows an end's where it is that end's.
+function sharing(place, share) {
+  const wish = ["goal", "start"].find((w) => aim(place, w) === share) ?? "own";
+  return { ...place, share, wish };
+}
+
+const startPlace = placed(0, [], "start");
+const goalPlace = twoModels ? placed(goalWorld, byWay ? keys : [], "goal") : startPlace;
 
 function samePlace(a, b) {
   return a.world === b.world && a.share === b.share && a.on.size === b.on.size && [...a.on].every((k) => b.on.has(k));
