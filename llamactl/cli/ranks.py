@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -29,7 +29,13 @@ GRACE_S = 5.0  # for processes to end by themselves, once one has
 _FOLDER, _LIFELINE = "LLAMACTL_TP_FOLDER", "LLAMACTL_TP_LIFELINE"
 _MEET = "meet"
 _PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-_RUN = "import sys; sys.path[:] = {path!r}; from llamactl.cli.ranks import run; run()"
+_RUN = """
+import sys
+sys.path[:] = {path!r}
+from llamactl.__main__ import main
+from llamactl.cli.ranks import run
+run(main)
+"""
 
 
 class Seat(NamedTuple):
@@ -162,14 +168,12 @@ def launch(n: int) -> int:
             os.close(ours)
 
 
-def run() -> NoReturn:
-    """The command line, as one of launch's processes.
+def run(main: Callable[[], int]) -> NoReturn:
+    """`main`, the command line, as one of launch's processes.
 
     It ends without Python's and C++'s cleaning up: threads of torch.distributed that still wait for another process
     can abort there, after the command's last word.
     """
-    from llamactl.__main__ import main
-
     code = EXIT_BUG
     try:
         code = main()

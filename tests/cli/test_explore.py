@@ -71,10 +71,18 @@ def test_a_local_path_is_not_on_the_page(cli: Any, folder: Any, tmp_path: Path) 
     assert Path(made).name in text
 
 
+INTERRUPTIBLE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored from the start
+from llamactl.cli.app import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
 @pytest.fixture
 def served(environment: Callable[..., dict[str, str]], tmp_path: Path) -> Iterator[tuple[int, Any]]:
     """(port, process) of `explore gpt2 --serve`."""
-    process = subprocess.Popen([sys.executable, "-m", "llamactl", "explore", "gpt2", "--serve", "--no-browser", "-q"],
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, "explore", "gpt2", "--serve", "--no-browser", "-q"],
                                env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline().strip())
