@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
-from llamactl.spec.features import features
+from llamactl.spec.changes import each_layer
+from llamactl.spec.features import attention, features
 from llamactl.spec.latent import LatentAttention
 from llamactl.spec.model import Layer, Model
-from llamactl.spec.parts import MLP, Attention, Leaf, LearnedPositions, MoE, Norm
+from llamactl.spec.parts import Attention, Leaf, LearnedPositions, MoE, Norm
 
-OUTER = ("embed", "pos_embed", "embed_norm", "norm", "head")
-BLOCK = ("attn_norm", "attn", "attn_post_norm", "mlp_norm", "mlp", "mlp_post_norm")
-MIXERS = {"cross": "attn", "state": "attn"}  # first word of a tensor's path -> the part it is drawn in
+BLOCK = ("attn_norm", "state", "attn", "attn_post_norm", "mlp_norm", "mlp", "mlp_post_norm")
+DRAWN_IN = {"cross": "attn", "attn_gate": "attn", "mlp_gate": "mlp"}  # first word of a tensor's path -> its part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One part of a drawing. kind: what it is, among those that render.parts explains. words: its own numbers.
 
-    params: in the whole model. each: in one block, None where blocks differ or outside them. lines: how the numbers
-    come about, each a product that was multiplied out and found equal.
+    params: in the whole model. each: in one block, None where blocks differ or outside them. blocks: how many have it,
+    0 outside them. lines: how the numbers of one come about, each a product that was multiplied out and found equal;
+    what a block holds of the part is the sum of what they say.
     """
 
     kind: str
     words: str
     params: int
     each: int | None = None
+    blocks: int = 0
     lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """parts: by key, of OUTER, "rotation", "other" and BLOCK; a key that is not there is a part that is not.
+    """parts: by key, of BLOCK, "embed", "pos_embed", "embed_norm", "rotation", "norm", "head", "other"; a key that is
+    not there is a part that is not.
 
     parallel: attention and feed-forward read the same input. after_sum: norms after a branch act on the sum (2017).
-    uniform: whether all blocks are alike; else the drawing shows the most common one, and words tell of all.
+    uniform: whether all blocks are alike; else each part is drawn as most of the blocks that have it hold it, and words
+    tell of all.
     """
 
     layers: int
@@ -47,149 +52,222 @@ class Outline:
     parts: dict[str, Part]
 
 
+class _Row(NamedTuple):
+    """A part as it is read. lines: with the elements that each counts, 0 for what is no parameter."""
+
+    key: str
+    kind: str
+    words: str
+    lines: Iterable[tuple[str, int]] = ()
+    layer: Layer | None = None
+
+
 def outline(model: Model) -> Outline:
     """Read `model` part by part; the parts' parameters sum to its total."""
-    told = {f.name: f.text for f in features(model)}
     layers = model.distinct_layers()
-    layer = max(layers, key=lambda x: x[1])[0]
+    most = max(layers, key=lambda x: x[1])[0]
     inside = [(_sums(x.leaves()), n) for x, n in layers]
     outside = _sums(model.outer_leaves())
     parts: dict[str, Part] = {}
-    for key, kind, words, lines in (*_outer(model), *_block(model, layer, told)):
-        here = [(sums.pop(key, 0), n) for sums, n in inside] if key in BLOCK else []
+    for row in (*_outer(model), *_block(model)):
+        here = [(sums.pop(row.key, 0), n) for sums, n in inside] if row.key in BLOCK else []
         alike = len({x for x, _ in here}) == 1
-        parts[key] = Part(kind=kind, words=words, lines=tuple(lines), each=here[0][0] if alike else None,
-                          params=sum(x * n for x, n in here) + outside.pop(key, 0))
+        own = (outside if row.layer is None else _sums(row.layer.leaves()))[row.key]
+        parts[row.key] = Part(
+            kind=row.kind, words=row.words, each=here[0][0] if alike else None,
+            blocks=sum(n for x, n in layers if _has(x, row.key)), lines=_closed(tuple(row.lines), own),
+            params=sum(x * n for x, n in here) + outside.pop(row.key, 0))
     left = outside.total() + sum(n * sums.total() for sums, n in inside)
     if left:
-        parts["other"] = Part(kind="other", words="what the drawing leaves out: "
-                              + ", ".join(dict.fromkeys([*outside, *(k for s, _ in inside for k in s)])), params=left)
-    return Outline(layers=model.n_layers, parallel=layer.parallel, after_sum=layer.post_residual,
+        parts["other"] = Part(kind="other", words=", ".join(dict.fromkeys([*outside, *(k for s, _ in inside for k in s)])),
+                              params=left)
+    return Outline(layers=model.n_layers, parallel=most.parallel, after_sum=most.post_residual,
                    uniform=len(layers) == 1, parts=parts)
 
 
-def _sums(leaves: Iterator[Leaf] | Sequence[Leaf]) -> Counter[str]:
+def _closed(lines: Sequence[tuple[str, int]], own: int) -> tuple[str, ...]:
+    """The lines, and one for what they leave out of the part's parameters in its block."""
+    left = own - sum(n for _, n in lines)
+    return (*(text for text, _ in lines), *([f"beside these: {left:,}"] if lines and left else []))
+
+
+def _sums(leaves: Iterable[Leaf]) -> Counter[str]:
     """Parameters by the first word of the path."""
     out: Counter[str] = Counter()
     for leaf in leaves:
         if leaf.kind == "param":
             first = leaf.path.split(".")[0]
-            out[MIXERS.get(first, first)] += leaf.elements
+            out[DRAWN_IN.get(first, first)] += leaf.elements
     return out
 
 
-_Row = tuple[str, str, str, list[str]]
+def _has(layer: Layer, key: str) -> bool:
+    if key == "rotation":
+        return layer.attn is not None and (layer.attn.rope is not None or bool(getattr(layer.attn, "alibi", False)))
+    return getattr(layer, key, None) is not None
 
 
 def _outer(model: Model) -> Iterator[_Row]:
     embed, place = model.embed, model.positions
-    yield ("embed", "embedding", f"{embed.vocab:,} x {embed.dim:,}",
-           _product("table", (embed.vocab, embed.dim), _only(embed.leaves())))
+    yield _Row("embed", "embedding", f"{embed.vocab:,} x {embed.dim:,}",
+               _product("table", (embed.vocab, embed.dim), _only(embed.leaves())))
     if isinstance(place, LearnedPositions):
-        yield ("pos_embed", "learned", f"{place.rows:,} x {place.dim:,}",
-               _product("table", (place.rows, place.dim), _only(place.leaves())))
+        yield _Row("pos_embed", "learned", f"{place.rows:,} x {place.dim:,}",
+                   _product("table", (place.rows, place.dim), _only(place.leaves())))
     elif place is not None:
-        yield "pos_embed", "sinusoidal", "no parameters", []
+        yield _Row("pos_embed", "sinusoidal", "no parameters")
     if model.embed_norm:
-        yield ("embed_norm", *_norm(model.embed_norm))
+        yield _Row("embed_norm", *_norm(model.embed_norm))
     if model.norm:
-        yield ("norm", *_norm(model.norm))
+        yield _Row("norm", *_norm(model.norm))
     if model.tied:
-        yield "head", "tied", "the token embedding again", []
+        yield _Row("head", "tied", "the token embedding again")
     else:
-        yield ("head", "untied", f"{model.head.vocab:,} x {model.head.hidden:,}",
-               _product("matrix", (model.head.vocab, model.head.hidden), _only(model.head.leaves())))
+        yield _Row("head", "untied", f"{model.head.vocab:,} x {model.head.hidden:,}",
+                   _product("matrix", (model.head.vocab, model.head.hidden), _only(model.head.leaves())))
 
 
-def _block(model: Model, layer: Layer, told: dict[str, str]) -> Iterator[_Row]:
-    for key in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm"):
-        norm: Norm | None = getattr(layer, key)
-        if norm:
-            yield (key, *_norm(norm))
-    a = layer.attn
+def _block(model: Model) -> Iterator[_Row]:
+    """Each part of a block, as most of the layers that have it hold it."""
+    told = {f.name: f.text for f in features(model)}
+    layers = model.distinct_layers()
+    for key in (*BLOCK, "rotation"):
+        have = [(x, n) for x, n in layers if _has(x, key)]
+        if have:
+            layer = max(have, key=lambda x: x[1])[0]
+            yield _part(model, layer, key, told)._replace(layer=None if key == "rotation" else layer)
+
+
+def _part(model: Model, layer: Layer, key: str, told: dict[str, str]) -> _Row:
+    a, ff = layer.attn, layer.mlp
+    if key.endswith("norm"):
+        return _Row(key, *_norm(getattr(layer, key)))
+    if key == "state":
+        assert layer.state is not None
+        return _Row(key, "state", attention(each_layer(model, lambda x: replace(x, attn=None))),
+                    _matrices(layer.state.leaves()))
+    if key == "mlp":
+        assert ff is not None
+        if isinstance(ff, MoE):
+            return _Row(key, "moe", told["feed-forward"], _experts(ff))
+        lines = [*_product("matrices", (3 if ff.gated else 2, ff.hidden, ff.ffn), _only(ff.leaves())),
+                 *_vectors(ff.leaves())]
+        return _Row(key, "gated" if ff.gated else "plain", told["feed-forward"], lines)
+    assert a is not None
+    if key == "rotation":
+        return _rotation(a, told["positions"])
+    words = attention(each_layer(model, lambda x: replace(x, state=None)))
     if isinstance(a, LatentAttention):
-        yield "attn", "mla", told["attention"], [*_latent(a), *_cached(model, layer)]
-    elif a is not None:
-        kind = "mha" if a.n_kv_heads == a.n_heads else "mqa" if a.n_kv_heads == 1 else "gqa"
-        yield "attn", kind, told["attention"], [*_heads(a), *_cached(model, layer)]
-    elif layer.state is not None:
-        yield "attn", "state", told["attention"], []
-    if a is not None and a.rope is not None:
-        yield "rotation", "rope", _rotates(a.rope.theta, a.rope.dim, a.rope.scaling.kind if a.rope.scaling else ""), []
-    elif isinstance(a, Attention) and a.alibi:
-        yield "rotation", "alibi", f"{a.n_heads} slopes", []
-    ff = layer.mlp
-    if isinstance(ff, MoE):
-        yield "mlp", "moe", told["feed-forward"], _experts(ff)
-    elif ff is not None:
-        yield "mlp", "gated" if ff.gated else "plain", told["feed-forward"], _mlp(ff)
+        return _Row(key, "mla", words, [*_matrices(a.leaves()), *_expanded(a), *_kept(model, layer)])
+    kind = "mha" if a.n_kv_heads == a.n_heads else "mqa" if a.n_kv_heads == 1 else "gqa"
+    return _Row(key, kind, words, [*_heads(a), *_kept(model, layer)])
 
 
-def _rotates(theta: float, dim: int, scheme: str) -> str:
-    return f"base {theta:,.10g}, {dim // 2} pairs" + (f", {scheme}" if scheme else "")
+def _rotation(a: Attention | LatentAttention, told: str) -> _Row:
+    if a.rope is not None:
+        return _Row("rotation", "rope", f"{told}; {a.rope.dim // 2} pairs")
+    assert isinstance(a, Attention)
+    return _Row("rotation", "alibi", f"{a.n_heads} slopes")
 
 
-def _norm(norm: Norm) -> tuple[str, str, list[str]]:
+def _norm(norm: Norm) -> tuple[str, str]:
     size = sum(leaf.elements for leaf in norm.leaves(""))
     vectors = size // norm.dim if norm.dim else 0
     said = {0: "no parameters", 1: f"{norm.dim:,} scales", 2: f"{norm.dim:,} scales and as many shifts"}
-    return "layernorm" if norm.kind == "layer" else "rmsnorm", said.get(vectors, f"{size:,} parameters"), []
+    kind = "layernorm" if norm.kind == "layer" else "rmsnorm"
+    form = "-offset" if norm.offset else "-bare" if not size else "-scale" if norm.kind == "layer" and not norm.bias else ""
+    return kind + form, said.get(vectors, f"{size:,} parameters")
 
 
 def _only(leaves: Sequence[Leaf]) -> int:
     return sum(leaf.elements for leaf in leaves if leaf.path.endswith("weight"))
 
 
-def _product(what: str, factors: tuple[int, ...], equals: int, unit: str = "") -> list[str]:
-    """`what: a x b = c`, said only where it is so."""
+def _product(what: str, factors: tuple[int, ...], equals: int, unit: str = "") -> list[tuple[str, int]]:
+    """`what: a x b = c`, said only where it is so. With a unit it is no parameters."""
     if prod(factors) != equals:
         return []
-    return [f"{what}: {' x '.join(f'{f:,}' for f in factors)} = {equals:,}{unit}"]
+    return [(f"{what}: {' x '.join(f'{f:,}' for f in factors)} = {equals:,}{unit}", 0 if unit else equals)]
 
 
-def _heads(a: Attention) -> list[str]:
-    """The four projections of one block; without K and V where they are another layer's."""
+def _heads(a: Attention) -> Iterator[tuple[str, int]]:
+    """The projections of one block; without K and V where they are another layer's."""
     size = {leaf.path: leaf.elements for leaf in a.leaves()}
-    out = []
     for name, heads, word in (("q", a.n_heads, "query heads"), ("k", a.n_kv_heads, "KV heads"),
-                              ("v", a.n_kv_heads, "KV heads"), ("o", a.n_heads, "query heads")):
+                              ("v", a.n_kv_heads, "KV heads"), ("o", a.n_heads, "query heads"),
+                              ("gate", a.n_heads, "query heads")):
         if f"{name}.weight" in size:
-            out += _product(f"{name}, {heads} {word}", (heads, a.head_dim, a.hidden), size[f"{name}.weight"])
-    bias = sum(n for path, n in size.items() if path.endswith(".bias") and "norm" not in path)
-    return [*out, *([f"biases: {bias:,}"] if bias else [])]
+            yield from _product(f"{name}, {heads} {word}", (heads, a.head_dim, a.hidden), size[f"{name}.weight"])
+    yield from _vectors(a.leaves())
 
 
-def _latent(a: LatentAttention) -> list[str]:
+def _matrices(leaves: Sequence[Leaf]) -> Iterator[tuple[str, int]]:
+    """Every matrix by its own name, then the vectors."""
+    for leaf in leaves:
+        if leaf.kind == "param" and len(leaf.shape) > 1:
+            yield from _product(leaf.path.removesuffix(".weight"), leaf.shape, leaf.elements)
+    yield from _vectors(leaves)
+
+
+def _vectors(leaves: Sequence[Leaf]) -> Iterator[tuple[str, int]]:
+    """Biases together, norms together, every other vector by its name."""
+    sums: Counter[str] = Counter()
+    for leaf in leaves:
+        if leaf.kind == "param" and len(leaf.shape) == 1:
+            word = "norms" if leaf.role == "norms" else "biases" if leaf.path.endswith(".bias") else leaf.path
+            sums[word] += leaf.elements
+    yield from ((f"{word}: {n:,}", n) for word, n in sums.items())
+
+
+def _expanded(a: LatentAttention) -> Iterator[tuple[str, int]]:
     full, kept = a.cache().expand(), a.cache().elements
-    held = f"kept: a latent of {a.kv_rank:,} and a rotated key of {a.qk_rope:,}, {kept:,} elements a token and layer"
-    return [*([held] if a.kv_rank + a.qk_rope == kept else []),
-            f"expanded, its {a.n_heads} heads would keep {full.elements:,} elements a token and layer"]
+    if a.kv_rank + a.qk_rope == kept:
+        yield f"kept: a latent of {a.kv_rank:,} and a rotated key of {a.qk_rope:,}, {kept:,} elements a token and layer", 0
+    yield f"expanded, its {a.n_heads} heads would keep {full.elements:,} elements a token and layer", 0
 
 
-def _cached(model: Model, layer: Layer) -> list[str]:
+def _kept(model: Model, layer: Layer) -> Iterator[tuple[str, int]]:
     """What one layer of this kind keeps, and all layers that keep something."""
-    kept = [c for c in layer.caches() if c.kind != "indexer"]
+    for c in layer.caches():
+        if c.kind == "indexer":
+            yield f"kept for its indexer: {c.elements:,} elements a token and layer", 0
+        elif c.kind != "latent" and c.k_dim == c.v_dim:
+            yield from _product("kept, K and V", (2, c.heads, c.k_dim), c.elements, " elements a token and layer")
     every = sum(n * c.elements for x, n in model.distinct_layers() for c in x.caches())
-    out = []
-    for c in kept:
-        if c.kind != "latent" and c.k_dim == c.v_dim:
-            out += _product("kept, K and V", (2, c.heads, c.k_dim), c.elements, " elements a token and layer")
-    if len(kept) == 1 and every == model.n_layers * kept[0].elements:
-        out += _product("kept in all layers", (model.n_layers, kept[0].elements), every, " elements a token")
+    own = sum(c.elements for c in layer.caches())
+    if own and every == model.n_layers * own:
+        yield from _product("kept in all layers", (model.n_layers, own), every, " elements a token")
     elif every:
-        out.append(f"kept in all layers: {every:,} elements a token")
-    return out
+        yield f"kept in all layers: {every:,} elements a token", 0
 
 
-def _mlp(m: MLP) -> list[str]:
-    size = sum(leaf.elements for leaf in m.leaves() if leaf.path.endswith("weight"))
-    bias = sum(leaf.elements for leaf in m.leaves()) - size
-    lines = _product("matrices", (3 if m.gated else 2, m.hidden, m.ffn), size)
-    return [*lines, *([f"biases: {bias:,}"] if bias else [])]
+def _experts(m: MoE) -> Iterator[tuple[str, int]]:
+    """One expert and all of them, what runs for every token, and what a token meets."""
+    one, biases = _only(m.expert.leaves()), sum(x.elements for x in m.expert.leaves()) - _only(m.expert.leaves())
+    matrices = 3 if m.expert.gated else 2
+    yield from _uncounted(_product("one expert", (matrices, m.expert.hidden, m.expert.ffn), one))
+    yield from _product("all experts", (m.n_experts, one), m.n_experts * one)
+    if biases:
+        yield from _product("their biases", (m.n_experts, biases), m.n_experts * biases)
+    beside = 0
+    for text, n in _beside(m):
+        beside += n
+        yield text, n
+    runs = m.top_k * (one + biases) + beside
+    also = " and what stands beside them" if beside else ""
+    yield f"run for a token: {m.top_k} of {m.n_experts} experts{also}, {runs:,}", 0
 
 
-def _experts(m: MoE) -> list[str]:
-    one = sum(leaf.elements for leaf in m.expert.leaves() if leaf.path.endswith("weight"))
-    lines = [*_product("one expert", (3 if m.expert.gated else 2, m.expert.hidden, m.expert.ffn), one),
-             *_product("all experts", (m.n_experts, one), m.n_experts * one)]
-    return [*lines, *_product("run for a token", (m.top_k, one), m.top_k * one)]
+def _beside(m: MoE) -> Iterator[tuple[str, int]]:
+    """What runs for every token: the shared expert, the router, their gate and biases."""
+    if m.shared is not None:
+        yield from _product("shared expert", (3 if m.shared.gated else 2, m.shared.hidden, m.shared.ffn),
+                            _only(m.shared.leaves()))
+    rest = [x for x in m.leaves() if not x.path.startswith("experts.") and not (
+        x.path.startswith("shared.") and x.path.endswith("weight"))]
+    yield from _matrices(rest)
+
+
+def _uncounted(lines: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Lines of what another line counts."""
+    yield from ((text, 0) for text, _ in lines)

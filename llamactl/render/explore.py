@@ -22,7 +22,7 @@ def view(reports: Sequence[PageReport], **_: Any) -> Document:
     (r,) = reports
     where = r.path or r.url or ""
     facts = [("models", " and ".join(x for x in (r.start, r.goal) if x)), *([("page", r.path)] if r.path else []),
-             ("size", size(r.page_bytes)), ("costed", f"{count(r.states)} models"),
+             ("size", size(r.page_bytes)), ("costed", f"{count(r.states)} model{'' if r.states == 1 else 's'}"),
              *([("switches", "; ".join(title for _, title in r.switches))] if r.switches else []),
              *(("no edit makes", f"{name}: {before} -> {after}") for name, before, after in r.rest),
              *([("served at", r.url)] if r.url else [])]
@@ -111,16 +111,18 @@ _BODY = """<header>
 <p class="soft">The same in a terminal:</p>
 <pre id="command" tabindex="0" role="region" aria-label="Commands that print these numbers"></pre>
 </section>
+<div class="reader">
 <section aria-labelledby="blocks-title">
 <h2 id="blocks-title">The block</h2>
 <p class="soft">A token enters at the top. Choose a part to read what it does and what it costs.</p>
 <div id="blocks" class="two-columns"></div>
 <details><summary>The same in words</summary><div id="features"></div></details>
 </section>
-<section aria-labelledby="part-title">
+<section id="part-section" aria-labelledby="part-title" tabindex="0">
 <h2 id="part-title">The part you chose</h2>
 <div id="part" class="two-columns text" aria-live="polite"></div>
 </section>
+</div>
 </div>
 </div>
 <section id="steps-section" aria-labelledby="steps-title">
@@ -134,6 +136,7 @@ _BODY = """<header>
 </section>
 <section aria-labelledby="bars-title">
 <h2 id="bars-title">Where the parameters live</h2>
+<p class="soft">Norms inside attention count as norms here.</p>
 <div id="bars"></div>
 <div id="bars-table" class="scroll"></div>
 </section>
@@ -159,7 +162,9 @@ the score moves. Shift both: it stays.</p>
 <div class="two-columns text">
 <div>
 <div class="controls">
-<label class="stacked" for="pair">Pair</label><input type="range" id="pair" min="0" step="1">
+<label class="stacked" for="pair">Pair</label>
+<div class="beside"><input type="number" id="pair-exact" min="0" step="1" aria-label="Pair, exactly">
+<input type="range" id="pair" min="0" step="1"></div>
 <label class="stacked" for="q">Query at</label>
 <div class="beside"><input type="number" id="q-exact" min="0" step="1" aria-label="Query at, exactly">
 <input type="range" id="q" min="0" step="1"></div>
@@ -171,6 +176,7 @@ the score moves. Shift both: it stays.</p>
 <input type="range" id="shift" min="0" step="1"></div>
 </div>
 <figure id="score"></figure>
+<p class="soft" id="score-said"></p>
 </div>
 <div><div id="dial"></div><div id="rope-numbers" aria-live="polite"></div></div>
 </div>

@@ -14,15 +14,27 @@ PARTS: dict[str, tuple[str, str, str]] = {
     "sinusoidal": ("Sinusoidal positions", "x = E[token] + [sin(m w_j), cos(m w_j)]",
                    "Fixed sines and cosines of the position, added once at the input. No parameters."),
     "rope": ("RoPE", "q_m = R(m θ_j) q,  k_n = R(n θ_j) k;  q_m · k_n depends on m - n",
-             "Each pair of dimensions of q and k is turned by an angle that grows with the position, in every layer. "
-             "Turning both by the same amount changes no score, so only the distance between them counts. There is no "
-             "table to store and none that ends. V is not turned. The keys are kept as they were turned."),
+             "Each pair of dimensions of q and k is turned by an angle that grows with the position, in each layer that "
+             "turns. Turning both by the same amount changes no score, so only the distance between them counts. There "
+             "is no table to store and none that ends. V is not turned. The keys are kept as they were turned."),
     "alibi": ("ALiBi", "score(m, n) - slope_h (m - n)",
               "A penalty on each score that grows with the distance, with a slope of its own for each head. No "
               "parameters, nothing is added to the stream."),
     "layernorm": ("LayerNorm", "(x - mean(x)) / sqrt(var(x) + eps) * g + b",
                   "Takes the mean off, divides by the standard deviation, then scales and shifts: two vectors, 2d "
                   "parameters."),
+    "layernorm-scale": ("LayerNorm", "(x - mean(x)) / sqrt(var(x) + eps) * g",
+                        "Takes the mean off, divides by the standard deviation, then scales: one vector, d parameters."),
+    "layernorm-offset": ("LayerNorm", "(x - mean(x)) / sqrt(var(x) + eps) * (1 + g) + b",
+                         "Takes the mean off, divides by the standard deviation, then scales and shifts. The weights "
+                         "hold what is added to a scale of 1: read as scales themselves, they are wrong."),
+    "layernorm-bare": ("LayerNorm", "(x - mean(x)) / sqrt(var(x) + eps)",
+                       "Takes the mean off and divides by the standard deviation. Nothing of it is trained."),
+    "rmsnorm-offset": ("RMSNorm", "x / sqrt(mean(x²) + eps) * (1 + g)",
+                       "Divides by the root mean square and scales: one vector, d parameters. The weights hold what is "
+                       "added to a scale of 1: read as scales themselves, they are wrong."),
+    "rmsnorm-bare": ("RMSNorm", "x / sqrt(mean(x²) + eps)",
+                     "Divides by the root mean square. Nothing of it is trained."),
     "rmsnorm": ("RMSNorm", "x / sqrt(mean(x²) + eps) * g",
                 "Divides by the root mean square and scales: one vector, d parameters. The mean stays in; in trained "
                 "models it is a few percent of the RMS, which is why leaving it in costs so little."),
@@ -37,7 +49,7 @@ PARTS: dict[str, tuple[str, str, str]] = {
     "mla": ("Multi-head latent attention", "c = W_dkv x is kept;  k = W_uk c,  v = W_uv c",
             "Keys and values of all heads are rebuilt from one small latent vector. That vector and one rotated key "
             "that all heads share are all that is kept, whatever the number of heads."),
-    "state": ("State space", "state = f(state, x)",
+    "state": ("Recurrent mixer", "state = f(state, x)",
               "A state of fixed size instead of a cache that grows: what is kept does not depend on the context."),
     "plain": ("Feed-forward", "W_down act(W_up x)",
               "Two matrices, widened and narrowed again. At a width of 4d they hold 8d² parameters, twice what "
@@ -50,5 +62,5 @@ PARTS: dict[str, tuple[str, str, str]] = {
             "run."),
     "tied": ("Output head, tied", "logits = E x", "The token embedding is used again: no parameters of its own."),
     "untied": ("Output head", "logits = W x", "A matrix of its own, as large as the token embedding."),
-    "other": ("Outside the drawing", "", "Stored and counted, but no part of the decoder's block."),
+    "other": ("Outside the drawing", "", "Stored and counted, but no part of the decoder."),
 }

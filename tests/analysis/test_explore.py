@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,10 @@ from llamactl.api import load
 from llamactl.source import presets
 from llamactl.spec.features import features
 from llamactl.spec.model import NotCounted
+from llamactl.spec.parts import MoE
 from llamactl.spec.switches import between, share_of, shares
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def report(a: str, b: str | None = None) -> ExploreReport:
@@ -132,8 +136,69 @@ def test_the_lines_of_a_part_are_products() -> None:
                     assert product == int(right.split()[0].replace(",", "")), (name, line)
 
 
+def counted(line: str) -> int:
+    """The parameters that a line adds to its part's."""
+    words = line.rpartition(" = ")[2] if " = " in line else line.rpartition(": ")[2]
+    here = not line.startswith(("one expert", "kept", "expanded", "run for a token"))
+    return int(words.replace(",", "")) if here else 0
+
+
+def test_the_lines_of_a_part_add_up_to_a_block() -> None:
+    seen = set()
+    for name in presets.names():
+        for key, part in outline(load(f"preset:{name}").model).parts.items():
+            whole = part.each if part.blocks else part.params
+            if part.lines and whole is not None:
+                assert sum(map(counted, part.lines)) == whole, (name, key)
+                seen.add(part.kind)
+    assert {"mha", "gqa", "mqa", "mla", "moe", "gated", "plain", "embedding", "untied"} <= seen
+
+
+def test_what_runs_for_a_token_is_all_that_runs() -> None:
+    """Against `params`: a token's share of the parameters is all but the experts that were not chosen."""
+    for name, runs in (("deepseek-v3", "8 of 256 experts and what stands beside them, 398,196,736"),
+                       ("mixtral-8x7b", "2 of 8 experts and what stands beside them, 352,354,304"),
+                       ("gpt-oss-20b", "4 of 32 experts and what stands beside them, 99,659,552")):
+        model = load(name).model
+        said = next(x for x in outline(model).parts["mlp"].lines if x.startswith("run for a token: "))
+        assert said == f"run for a token: {runs}"
+        moe = next(x.mlp for x in model.layers if isinstance(x.mlp, MoE))
+        blocks = sum(isinstance(x.mlp, MoE) for x in model.layers)
+        asleep = (moe.n_experts - moe.top_k) * sum(x.elements for x in moe.expert.leaves()) * blocks
+        active, block = params(model).active, sum(x.elements for x in moe.leaves() if x.kind == "param")
+        assert active is not None
+        assert params(model).total - active.all == asleep
+        assert int(runs.partition("them, ")[2].replace(",", "")) == block - asleep // blocks
+
+
+def test_a_hybrids_parts_are_all_drawn() -> None:
+    """Blocks of one branch each: the drawing shows every kind, and how many blocks have it."""
+    found = outline(load(str(GOLDEN / "nemotron_h")).model)
+    blocks = {k: p.blocks for k, p in found.parts.items() if p.blocks}
+    assert set(blocks) == {"attn_norm", "state", "attn", "mlp_norm", "mlp"}
+    assert blocks["attn_norm"] == blocks["state"] + blocks["attn"] == found.layers - blocks["mlp"]
+    assert found.parts["state"].words == f"Mamba2 on {blocks['state']} of {found.layers} layers"
+    assert found.parts["attn"].words.startswith("GQA, ")
+    assert "Mamba" not in found.parts["attn"].words
+    assert "other" not in found.parts
+
+
+def test_every_rotation_is_told() -> None:
+    assert outline(load("gemma-3-27b").model).parts["rotation"].words == (
+        "RoPE, base 10,000 on 52 of 62 layers; RoPE, base 1,000,000, linear x8 on 10 of 62 layers; 64 pairs")
+    scout = outline(load("llama-4-scout").model).parts["rotation"]
+    assert (scout.blocks, scout.words) == (36, "RoPE, base 500,000, llama3 x16 on 36 of 48 layers; 64 pairs")
+
+
+def test_a_norm_whose_weights_are_added_to_one_says_so() -> None:
+    assert outline(load("gemma-2-9b").model).parts["attn_norm"].kind == "rmsnorm-offset"
+    assert outline(load("llama-3-8b").model).parts["attn_norm"].kind == "rmsnorm"
+    assert outline(load("gpt2").model).parts["attn_norm"].kind == "layernorm"
+
+
 def test_a_product_that_is_none_is_not_said() -> None:
-    assert module_outline._product("x", (2, 3), 6) == ["x: 2 x 3 = 6"]
+    assert module_outline._product("x", (2, 3), 6) == [("x: 2 x 3 = 6", 6)]
+    assert module_outline._product("x", (2, 3), 6, " kept") == [("x: 2 x 3 = 6 kept", 0)]
     assert module_outline._product("x", (2, 3), 7) == []
 
 

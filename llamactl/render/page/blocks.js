@@ -10,43 +10,52 @@ function kinds(key, part) {
 // "" for a part that both have alike, "size" where only its numbers differ, "kind" where it is another thing.
 function changed(key, mine, other) {
   const a = mine[key], b = other[key];
-  if (!a || !b) return "kind";
-  if (a.kind !== b.kind) return "kind";
+  if (!a || !b || a.kind !== b.kind || worded(a) !== worded(b)) return "kind";
   return a.words !== b.words || a.params !== b.params ? "size" : "";
 }
 
-function partButton(key, mine, other, column) {
+function worded(part) {
+  return part.words.replace(/\d[\d,.]*/g, "#");
+}
+
+// How many blocks have a part, where that is not said already.
+function where(part, layers) {
+  const some = part.blocks && part.blocks < layers && !part.words.includes(` of ${layers} layers`);
+  return some ? `; in ${part.blocks} of ${layers} blocks` : "";
+}
+
+function partButton(key, mine, other, column, layers) {
   const part = mine[key];
   const { name } = kinds(key, part);
   const mark = other ? changed(key, mine, other) : "";
   const said = { kind: "another kind", size: "another size", "": "" }[mark];
   return node("button", { type: "button", class: `part ${mark}`, "data-part": key, "data-column": column,
     "data-focus": `${column}/${key}`, "aria-pressed": state.part === key ? "true" : "false",
-    onclick: () => { state.part = key; draw(); } },
-  node("strong", {}, name), said ? node("em", {}, said) : null, node("span", {}, part.words));
+    onclick: () => { state.part = key; draw(); byId("part-section").scrollTop = 0; } },
+  node("strong", {}, name), said ? node("em", {}, said) : null, node("span", {}, part.words, where(part, layers)));
 }
 
 function sum(words, stream = true) {
   return node("div", { class: stream ? "sum stream" : "sum", role: "img", "aria-label": words }, node("span", {}, "+"));
 }
 
-function branch(keysOf, mine, other, column, afterSum) {
+function branch(keysOf, mine, button, afterSum) {
   const inside = keysOf.filter((k) => mine[k] && !(afterSum && k.endsWith("post_norm")));
   const after = keysOf.filter((k) => mine[k] && afterSum && k.endsWith("post_norm"));
-  const button = (k) => partButton(k, mine, other, column);
+  if (inside.length === 0) return [];
   return [node("div", { class: "branch" }, ...inside.map(button)), sum("added to the stream"), ...after.map(button)];
 }
 
 function column(which, place, otherPlace) {
   const mine = parts(place), other = otherPlace ? parts(otherPlace) : null, f = form(place);
-  const button = (k) => partButton(k, mine, other, which);
+  const button = (k) => partButton(k, mine, other, which, f.layers);
   const has = (list) => list.filter((k) => mine[k]);
-  const first = ["attn_norm", "rotation", "attn", "attn_post_norm"];
+  const first = ["attn_norm", "state", "rotation", "attn", "attn_post_norm"];
   const second = ["mlp_norm", "mlp", "mlp_post_norm"];
   const block = f.parallel
     ? [node("div", { class: "branch two" }, node("div", {}, ...has(first).map(button)),
       node("div", {}, ...has(second).map(button))), sum("both added to the stream")]
-    : [...branch(first, mine, other, which, f.after_sum), ...branch(second, mine, other, which, f.after_sum)];
+    : [...branch(first, mine, button, f.after_sum), ...branch(second, mine, button, f.after_sum)];
   return node("div", { class: "column", "data-column": which, role: "group",
     "aria-label": `The block of ${columnName(which)}` },
   node("h3", {}, columnName(which)),
@@ -54,7 +63,7 @@ function column(which, place, otherPlace) {
     ...has(["embed"]).map(button), ...(mine.pos_embed ? [sum("positions are added", false), button("pos_embed")] : []),
     ...has(["embed_norm"]).map(button),
     node("div", { class: "block" }, node("p", { class: "times" }, `${f.layers} x`,
-      f.uniform ? "" : " (blocks differ; the most common is drawn)"), ...block),
+      f.uniform ? "" : " (blocks differ; each part as most that have it)"), ...block),
     ...has(["norm", "head", "other"]).map(button)));
 }
 
@@ -80,8 +89,8 @@ function showPart() {
     const { formula, words } = kinds(state.part, part);
     return node("div", { class: "explained", "data-column": which }, heading,
       formula ? node("p", {}, node("code", {}, formula)) : null,
-      node("p", {}, words), node("p", {}, part.words), node("ul", {}, ...costs(part, place).map((l) =>
-        node("li", {}, l))));
+      node("p", {}, words), node("p", {}, part.words, where(part, form(place).layers)),
+      node("ul", {}, ...costs(part, place).map((l) => node("li", {}, l))));
   }));
 }
 
@@ -94,6 +103,7 @@ function costs(part, place) {
     out.push(`parameters: ${number(part.params)}`);
   }
   out.push(`${percent(part.params / total)} of the whole model`);
+  if (state.part === "state") out.push(`state: ${number(stateBytes(place, state.batch))} B, at any context`);
   if (state.part === "attn") {
     const bytes = cacheBytes(place, state.ctx, state.batch, state.kv);
     out.push(`cache at ${tokens(state.ctx)} tokens: ${number(bytes)} B, ${scaled(bytes)}`);

@@ -17,6 +17,7 @@ function showBars() {
   const all = columns();
   const there = COMPONENTS.map(([name, names], n) => [name, names, n])
     .filter(([, names]) => all.some(([, p]) => component(p, names)));
+  const wide = byId("bars").clientWidth;
   put("bars", ...all.map(([which, place]) => {
     const total = count(place, "total");
     const bar = node("div", { class: "bar-row", role: "img", "aria-label": `${columnName(which)}: ${there.map(([n, names]) =>
@@ -26,7 +27,7 @@ function showBars() {
       if (!part) continue;
       const words = `${name} ${percent(part)}`;
       const piece = node("span", { class: `piece c${n}`, title: `${name}: ${number(component(place, names))}` },
-        part > 0.007 * words.length ? words : "");
+        part * wide > 7 * words.length + 8 ? node("span", {}, words) : "");
       piece.style.width = `${100 * part}%`;
       bar.append(piece);
     }
@@ -38,7 +39,21 @@ function showBars() {
         node("small", {}, ` ${percent(component(p, names) / count(p, "total"))}`)), name, which))))));
 }
 
-const W = 640, H = 320, LEFT = 64, RIGHT = 16, TOP = 14, BOTTOM = 40;
+// W follows the screen, so that a letter in a picture is as large as one beside it.
+let W = 640;
+const H = 320, LEFT = 64, RIGHT = 16, TOP = 14, BOTTOM = 40;
+
+function fitted() {
+  const wide = Math.round(Math.min(760, Math.max(280, byId("cache").clientWidth || 640)));
+  const other = wide !== W;
+  W = wide;
+  return other;
+}
+
+// Fractions of an axis that are labelled.
+function ticks() {
+  return W < 480 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
+}
 
 function svg(id, title, said, children) {
   return drawn("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-labelledby": `${id}-name ${id}-text` },
@@ -86,7 +101,8 @@ function showCache() {
   const x = (ctx) => LEFT + (W - LEFT - RIGHT) * (ctx / far);
   const y = (bytes) => H - BOTTOM - (H - TOP - BOTTOM) * (Number(bytes) / most);
   const out = [];
-  const unit = most >= 2 ** 30 ? [2 ** 30, "GiB"] : most >= 2 ** 20 ? [2 ** 20, "MiB"] : [1024, "KiB"];
+  const unit = ["EiB", "PiB", "TiB", "GiB", "MiB"].map((name, i) => [1024 ** (6 - i), name]).find(([size]) => most >= size)
+    ?? [1024, "KiB"];
   const step = niceStep(most / unit[0]);
   for (let v = 0; v * unit[0] <= most; v += step) {
     out.push(line(LEFT, y(v * unit[0]), W - RIGHT, y(v * unit[0]), "axis"),
@@ -111,13 +127,16 @@ function showCache() {
     out.push(line(x(usable), TOP, x(usable), H - BOTTOM, "dashed"),
       label(x(usable) + 4, TOP + 10, `made for ${tokens(usable)}`));
   }
-  out.push(line(x(state.ctx), TOP, x(state.ctx), H - BOTTOM, "here"));
-  for (let i = 0; i <= 4; i += 1) {
-    const ctx = Math.round((far * i) / 4);
-    out.push(label(x(ctx), H - BOTTOM + 16, tokens(ctx), { "text-anchor": i === 4 ? "end" : "middle" }));
+  out.push(line(x(state.ctx), TOP, x(state.ctx), H - BOTTOM, "here"),
+    label(x(state.ctx) + (state.ctx > 0.7 * far ? -4 : 4), TOP + 26, `${tokens(state.ctx)} tokens`,
+      { "text-anchor": state.ctx > 0.7 * far ? "end" : "start", class: "limit-text" }));
+  for (const part of ticks()) {
+    const ctx = Math.round(far * part);
+    out.push(label(x(ctx), H - BOTTOM + 16, tokens(ctx), { "text-anchor": part === 1 ? "end" : "middle" }));
   }
   out.push(label((LEFT + W) / 2, H - 6, "context, tokens", { "text-anchor": "middle" }));
-  const said = `From 0 to ${number(far)} tokens. At ${number(state.ctx)} tokens: ${number(together(place, state.ctx))} `
+  const said = `${columnName("now")}, from 0 to ${number(far)} tokens. At ${number(state.ctx)} tokens: `
+    + `${number(together(place, state.ctx))} `
     + `bytes${state.loaded ? " with the weights" : ""}, ${number(full(state.ctx))} if all heads were kept.`;
   put("cache", svg("cache", "Memory against context", said, out));
   put("cache-said", said);
@@ -158,7 +177,8 @@ function reach(place, memory) {
 }
 
 function showDevices(place) {
-  put("devices", table(["Device", "Memory", "Full at, tokens"], data.devices.map((d) => {
+  const full = state.loaded ? "Full at, tokens, with the weights" : "Full at, tokens of cache alone";
+  put("devices", table(["Device", "Memory", full], data.devices.map((d) => {
     const most = reach(place, d.memory_bytes);
     const said = most === null ? "too small" : most === MOST_CTX ? `past ${number(MOST_CTX)}` : number(most);
     return row(d.title, bytesShort(BigInt(d.memory_bytes), "memory", d.name), exact(most ?? "", said, "reach", d.name));

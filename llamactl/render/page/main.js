@@ -3,6 +3,7 @@
 let written = "";
 
 function draw() {
+  fitted();
   const focus = document.activeElement?.dataset?.focus;
   showControls();
   showNumbers();
@@ -29,6 +30,8 @@ makeRope();
 Object.assign(state, fromAddress(location.hash));
 draw();
 window.addEventListener("hashchange", readAddress);
+
+window.addEventListener("resize", () => { if (fitted()) draw(); });
 
 window.addEventListener("beforeprint", () => {
   for (const folded of document.querySelectorAll("details")) folded.open = true;

@@ -27,7 +27,8 @@ function showNumbers() {
         ` ${number(count(p, "feed_forward.total"))} of ${number(count(p, "blocks_total"))}`)), n, c)),
     line(`Weights in ${w}`, "weights_bytes", (p, n, c) => bytesCell(weightBytes(p, w), n, c)),
     line("Cache, elements a token", "elements_per_token", (p, n, c) => countCell(elementsPerToken(p), n, c)),
-    line(`Cache a token in ${kv}`, "bytes_per_token", (p, n, c) => bytesCell(cacheBytes(p, 1, 1, kv), n, c)),
+    line(`Cache a token in ${kv}`, "bytes_per_token", (p, n, c) => (perToken(p) === null
+      ? exact(null, node("span", {}, "-", node("small", {}, ` ${UNEVEN}`)), n, c) : bytesCell(perToken(p), n, c))),
     line(`Cache at ${at}`, "kv_cache_bytes", (p, n, c) => bytesCell(cacheBytes(p, ctx, batch, kv), n, c)),
     line("The same with all heads kept", "full_heads_bytes", (p, n, c) =>
       bytesCell(fullBytes(p, ctx, batch, kv), n, c)),
@@ -41,6 +42,14 @@ function showNumbers() {
   put("read", ...readings().map((words) => node("li", {}, words)));
   put("warnings", ...warnings().map((words) => node("li", {}, words)));
   put("command", commands().join("\n"));
+}
+
+const UNEVEN = "not even: windows are full";
+
+// Bytes that each token adds; null where windows are full, so that a token adds less than the ones before it.
+function perToken(place) {
+  const one = cacheBytes(place, 1, 1, state.kv);
+  return cacheBytes(place, state.ctx, 1, state.kv) === one * BigInt(state.ctx) ? one : null;
 }
 
 function fullRatio(p, name, which) {
@@ -60,12 +69,12 @@ function readings() {
   if (a && kept && shares(p).length) {
     const heads = shares(p)[shares(p).length - 1];
     out.push(p.share === 1
-      ? `Cache: each of ${heads} query heads keeps its own K and V: ${number(kept)} elements a token.`
+      ? `Cache: each of ${heads} query heads keeps its own K and V: ${number(kept)} elements a token${windows(p)}.`
       : `Cache: ${heads} query heads read ${heads / p.share} KV heads, so ${number(kept)} elements a token are kept `
-        + `instead of ${number(full)}: ${times(full / kept)} fewer.`);
+        + `instead of ${number(full)}: ${times(full / kept)} fewer${windows(p)}.`);
   } else if (kept && full !== kept) {
     out.push(`Cache: ${number(kept)} elements a token are kept instead of ${number(full)}: ${times(full / kept)} `
-      + "fewer.");
+      + `fewer${windows(p)}.`);
   }
   const ff = count(p, "feed_forward.total"), at = attention(p), blocks = count(p, "blocks_total");
   const layers = form(p).layers, m = parts(p).mlp;
@@ -77,6 +86,12 @@ function readings() {
       + `attention: ${percent(ffnShare(p))}.`);
   }
   return out;
+}
+
+// Which layers keep no more than a window, where the context is longer.
+function windows(place) {
+  return groups(place).filter((g) => g.window !== null && g.window < state.ctx).map((g) =>
+    `; ${g.layers} of ${form(place).layers} layers keep ${number(g.window)} tokens at most`).join("");
 }
 
 function attention(place) {
@@ -141,7 +156,8 @@ function stepTable(name, steps) {
       onclick: () => setPlace(place) }, title);
     const made = row(go, countCell(count(place, "total"), "total", key), exact(ffnShare(place),
       percent(ffnShare(place)), "ffn_share_blocks", key),
-    bytesShort(cacheBytes(place, 1, 1, state.kv), "bytes_per_token", key),
+    perToken(place) === null ? exact(null, "-", "bytes_per_token", key)
+      : bytesShort(perToken(place), "bytes_per_token", key),
     bytesShort(cacheBytes(place, state.ctx, state.batch, state.kv), "kv_cache_bytes", key));
     if (here) made.className = "here";
     return made;

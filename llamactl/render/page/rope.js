@@ -1,7 +1,8 @@
 // Rotary positions: one pair seen turning, and the wavelengths of all of them.
 
 function wayName(way) {
-  const scheme = way.method || "as configured";
+  const own = turning().scheme;
+  const scheme = way.method || (own === "none" ? "as configured" : `as configured (${own})`);
   return way.target === null ? scheme : `${scheme}, at ${tokens(way.target)} tokens`;
 }
 
@@ -25,16 +26,21 @@ function makeRope() {
   for (const id of ["pair", "q", "k", "shift"]) {
     slid(id, () => { state[id] = Number(byId(id).value); });
   }
-  typed("q-exact", MOST_CTX, (n) => { state.q = n; }, 0);
-  typed("k-exact", MOST_CTX, (n) => { state.k = n; }, 0);
+  typed("pair-exact", MOST_CTX, (n) => { state.pair = Math.min(n, turning().plain.length - 1); }, 0);
+  // What was typed may be far nearer to 0: the picture is drawn for it anew.
+  typed("q-exact", MOST_CTX, (n) => { state.q = n; width.of = ""; }, 0);
+  typed("k-exact", MOST_CTX, (n) => { state.k = n; width.of = ""; }, 0);
   typed("shift-exact", MOST_CTX, (n) => { state.shift = n; }, 0);
   dragged(byId("score"));
   picked(byId("waves"));
 }
 
 function silentEnds() {
-  return [data.start, ...(twoModels ? [data.goal] : [])].filter((e) => e.silent !== null)
-    .map((e) => `${e.id}: ${e.silent}. `);
+  const ends = [data.start, ...(twoModels ? [data.goal] : [])];
+  const silent = ends.filter((e) => e.silent !== null).map((e) => `${e.id}: ${e.silent}. `);
+  const shown = twoModels && turnings.length ? ["The rotations here are those of the models as published, whatever the "
+    + "switches are."] : [];
+  return [...new Set(silent), ...shown];
 }
 
 // The angle of a position for the pair in view, in radians.
@@ -63,6 +69,7 @@ function showRope() {
   byId("way").value = state.way;
   byId("pair").max = t.plain.length - 1;
   byId("pair").value = state.pair;
+  byId("pair-exact").value = state.pair;
   const most = span();
   for (const id of ["q", "k", "shift"]) {
     byId(id).max = id === "shift" ? Math.max(t.trained ?? 8192, state.shift) : most;
@@ -89,9 +96,16 @@ function showRope() {
   showWaves();
 }
 
-// The picture's width in positions: enough for both, at least eight turns of the pair or 32 positions.
+// The picture's width in positions: both are in it, and eight turns of the pair as far as texts go. It grows at need,
+// and stays while a thumb or the key is moved, for a scale that changed under the pointer would not follow it.
+let width = { of: "", most: 0 };
+
 function span() {
-  return Math.max(32, state.q, state.k, Math.min(4096, Math.ceil((8 * 2 * Math.PI) / frequency())));
+  const t = turning(), of = `${state.turn} ${state.way} ${state.pair}`;
+  const far = Math.max(4096, t.usable ?? t.trained ?? 0, t.ways[state.way].target ?? 0);
+  const most = Math.max(32, state.q, state.k, Math.min(far, Math.ceil((8 * 2 * Math.PI) / frequency())));
+  if (width.of !== of || most > width.most) width = { of, most };
+  return width.most;
 }
 
 function showDial(q, k) {
@@ -111,27 +125,41 @@ function showScore() {
   const most = span(), mid = (TOP + H - BOTTOM) / 2, high = (H - TOP - BOTTOM) / 2 - 8;
   const x = (p) => LEFT + (W - LEFT - RIGHT) * (p / most);
   const y = (v) => mid - high * v;
-  const points = [];
-  const steps = 480;
+  const steps = 480, step = most / steps, at = (i) => share(state.q, i * step);
+  const dense = step * frequency() > Math.PI / 4; // too many turns for single waves: what is drawn is how far they reach
+  const points = [], under = [];
   for (let i = 0; i <= steps; i += 1) {
-    const p = (most * i) / steps;
-    points.push(`${x(p).toFixed(2)},${y(share(state.q, p)).toFixed(2)}`);
+    const [low, high_] = dense ? reached(i * step, step) : [at(i), at(i)];
+    points.push(`${x(i * step).toFixed(2)},${y(high_).toFixed(2)}`);
+    under.unshift(`${x(i * step).toFixed(2)},${y(low).toFixed(2)}`);
   }
   const q = state.q, k = state.k;
   const parts_ = [-1, 0, 1].flatMap((v) => [line(LEFT, y(v), W - RIGHT, y(v), "axis"),
     label(LEFT - 6, y(v) + 4, String(v), { "text-anchor": "end" })]);
-  for (let i = 0; i <= 4; i += 1) {
-    const p = Math.round((most * i) / 4);
-    parts_.push(label(x(p), H - BOTTOM + 16, number(p + state.shift), { "text-anchor": i === 4 ? "end" : "middle" }));
+  for (const part of ticks()) {
+    const p = Math.round(most * part);
+    parts_.push(label(x(p), H - BOTTOM + 16, number(p + state.shift), { "text-anchor": part === 1 ? "end" : "middle" }));
   }
-  parts_.push(drawn("polyline", { points: points.join(" "), class: "line" }),
-    line(x(q), TOP, x(q), H - BOTTOM, "query"), label(x(q) + 4, TOP + 10, "q"),
+  parts_.push(dense ? drawn("polygon", { points: [...points, ...under].join(" "), class: "held" })
+    : drawn("polyline", { points: points.join(" "), class: "line" }),
+  line(x(q), TOP, x(q), H - BOTTOM, "query"), label(x(q) + 5, H - BOTTOM - 6, "q"),
     line(x(k), TOP, x(k), H - BOTTOM, "key"),
-    drawn("circle", { cx: x(k), cy: y(share(q, k)), r: 8, class: "key handle" }), label(x(k) + 10, y(share(q, k)) - 8, "k"),
+    drawn("circle", { cx: x(k), cy: y(share(q, k)), r: 8, class: "key handle" }),
+    label(x(k) + 10, Math.max(y(share(q, k)) - 8, TOP + 12), "k"),
     label((LEFT + W) / 2, H - 6, "position of the key", { "text-anchor": "middle" }));
+  put("score-said", dense ? `Each of ${number(most)} positions has its own height; the pair turns too often here for them `
+    + "to be drawn one by one, so the grey is how far they reach. A slower pair, or positions nearer to 0, shows them." : "");
   put("score", svg("score", "One pair's share of the score against the key's position",
     `The query stands at ${number(q + state.shift)}; the key at ${number(k + state.shift)} gives ${share(q, k).toFixed(6)}.`,
     parts_));
+}
+
+// The least and the largest share of keys in this stretch: of a whole turn -1 and 1, else of its ends and its tops.
+function reached(from, step) {
+  const f = frequency(), a = (from - state.q) * f, b = (from + step - state.q) * f;
+  const has = (angle_) => Math.ceil((a - angle_) / (2 * Math.PI)) * 2 * Math.PI + angle_ <= b;
+  const ends = [Math.cos(a), Math.cos(b)];
+  return [has(Math.PI) ? -1 : Math.min(...ends), has(0) ? 1 : Math.max(...ends)];
 }
 
 // Where a pointer is in a picture, as a fraction of the plotted width.
@@ -142,20 +170,19 @@ function across(event, figure) {
 }
 
 function dragged(figure) {
-  const most = () => Number(byId("k").max);
-  let width = null;
+  let held = false;
+  const put_ = (e) => {
+    state.k = Math.round(across(e, figure) * span());
+    draw();
+  };
   figure.addEventListener("pointerdown", (e) => {
-    width = most();
+    if (e.button !== 0) return;
+    held = true;
     figure.setPointerCapture(e.pointerId);
-    state.k = Math.round(across(e, figure) * width);
-    draw();
+    put_(e);
   });
-  figure.addEventListener("pointermove", (e) => {
-    if (width === null) return;
-    state.k = Math.round(across(e, figure) * width);
-    draw();
-  });
-  for (const end of ["pointerup", "pointercancel"]) figure.addEventListener(end, () => { width = null; });
+  figure.addEventListener("pointermove", (e) => { if (held) put_(e); });
+  for (const end of ["pointerup", "pointercancel"]) figure.addEventListener(end, () => { held = false; });
 }
 
 function picked(figure) {
@@ -181,7 +208,8 @@ function showWaves() {
   }
   for (const [c, word] of marks) {
     out.push(line(LEFT, y(c), W - RIGHT, y(c), "limit"),
-      label(LEFT + 6, y(c) - 4, `${word} ${number(c)}`, { class: "limit-text" }));
+      label(word === "trained" ? W - RIGHT : LEFT + 6, y(c) + (word === "trained" ? 12 : -4), `${word} ${number(c)}`,
+        { class: "limit-text", "text-anchor": word === "trained" ? "end" : "start" }));
   }
   const path = (values) => values.map((v, j) => (Number.isFinite(v) ? `${x(j).toFixed(2)},${y(v).toFixed(2)}` : null))
     .filter(Boolean).join(" ");
@@ -191,13 +219,14 @@ function showWaves() {
     if (way.unseen[j] === "1") out.push(drawn("path", { d: `M${x(j) - 4},${y(v) - 4}l8,8m0,-8l-8,8`, class: "unseen" }));
   });
   out.push(drawn("circle", { cx: x(state.pair), cy: y(after[state.pair]), r: 6, class: "key handle" }));
-  for (let i = 0; i <= 4; i += 1) {
-    const j = Math.round(((before.length - 1) * i) / 4);
+  for (const part of ticks()) {
+    const j = Math.round((before.length - 1) * part);
     out.push(label(x(j), H - BOTTOM + 16, String(j), { "text-anchor": "middle" }));
   }
-  out.push(label((LEFT + W) / 2, H - 6, "pair", { "text-anchor": "middle" }));
+  out.push(label((LEFT + W) / 2, H - 6, "pair", { "text-anchor": "middle" }), label(4, 11, "positions a turn"));
   const kinds_ = (letter) => [...way.kinds].filter((c) => c === letter).length;
-  const said = `Positions a turn of ${before.length} pairs, dashed as trained, solid ${wayName(way)}: ${kinds_("u")} `
+  const own = byId("turn").selectedOptions[0].textContent;
+  const said = `${own}. Positions a turn of ${before.length} pairs, dashed as trained, solid ${wayName(way)}: ${kinds_("u")} `
     + `untouched, ${kinds_("b")} blended, ${kinds_("s")} slowed. Crosses: pairs that meet angles they were not trained on.`;
   put("waves", svg("waves", "Wavelengths of all pairs", said, out));
   put("waves-said", said);

@@ -73,7 +73,7 @@ function fromAddress(hash) {
   return s;
 }
 
-const PART_ORDER = ["embed", "pos_embed", "embed_norm", "attn_norm", "attn", "rotation", "attn_post_norm", "mlp_norm",
+const PART_ORDER = ["embed", "pos_embed", "embed_norm", "attn_norm", "state", "attn", "rotation", "attn_post_norm", "mlp_norm",
   "mlp", "mlp_post_norm", "norm", "head", "other"];
 const turnings = [data.start, ...(twoModels ? [data.goal] : [])].flatMap((end) =>
   end.rotations.map((turning, n) => ({ turning, n, of: end.rotations.length, id: end.id })));

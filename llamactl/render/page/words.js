@@ -33,21 +33,28 @@ function number(n) {
   return String(n).replace(/\B(?=(\d{3})+(?!\d))/g, ",");
 }
 
+// As Python rounds: the nearest, and of two that are as near the even one. Only eighths (of 2 digits) lie between two.
+function fixed(x, digits) {
+  const near = Math.floor(x * 10 ** digits);
+  const between = (x * 2 ** (digits + 1)) % 2 === 1;
+  return between ? ((near + (near % 2)) / 10 ** digits).toFixed(digits) : x.toFixed(digits);
+}
+
 // 17179869184n -> "17.18 GB, 16.00 GiB": both, named rightly.
 function scaled(n) {
   const of = (units, base) => {
     for (let i = units.length; i > 0; i -= 1) {
       const unit = base ** i;
-      if (Number(n) >= unit) return `${(Number(n) / unit).toFixed(2)} ${units[i - 1]}`;
+      if (Number(n) >= unit) return `${fixed(Number(n) / unit, 2)} ${units[i - 1]}`;
     }
     return "";
   };
-  return [of(["kB", "MB", "GB", "TB", "PB"], 1000), of(["KiB", "MiB", "GiB", "TiB", "PiB"], 1024)].filter(Boolean)
+  return [of(["kB", "MB", "GB", "TB", "PB", "EB"], 1000), of(["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"], 1024)].filter(Boolean)
     .join(", ");
 }
 
 function percent(x) {
-  return x > 0 && x < 0.0005 ? "<0.1%" : `${(100 * x).toFixed(1)}%`;
+  return x > 0 && x < 0.0005 ? "<0.1%" : `${fixed(100 * x, 1)}%`;
 }
 
 function times(x) {
