@@ -79,8 +79,8 @@ def outline(model: Model) -> Outline:
             params=sum(x * n for x, n in here) + outside.pop(row.key, 0))
     left = outside.total() + sum(n * sums.total() for sums, n in inside)
     if left:
-        parts["other"] = Part(kind="other", words=", ".join(dict.fromkeys([*outside, *(k for s, _ in inside for k in s)])),
-                              params=left)
+        names = dict.fromkeys([*outside, *(k for s, _ in inside for k in s)])
+        parts["other"] = Part(kind="other", words=", ".join(names), params=left)
     return Outline(layers=model.n_layers, parallel=most.parallel, after_sum=most.post_residual,
                    uniform=len(layers) == 1, parts=parts)
 
@@ -174,9 +174,9 @@ def _norm(norm: Norm) -> tuple[str, str]:
     size = sum(leaf.elements for leaf in norm.leaves(""))
     vectors = size // norm.dim if norm.dim else 0
     said = {0: "no parameters", 1: f"{norm.dim:,} scales", 2: f"{norm.dim:,} scales and as many shifts"}
-    kind = "layernorm" if norm.kind == "layer" else "rmsnorm"
-    form = "-offset" if norm.offset else "-bare" if not size else "-scale" if norm.kind == "layer" and not norm.bias else ""
-    return kind + form, said.get(vectors, f"{size:,} parameters")
+    layer = norm.kind == "layer"
+    form = "-offset" if norm.offset else "-bare" if not size else "-scale" if layer and not norm.bias else ""
+    return ("layernorm" if layer else "rmsnorm") + form, said.get(vectors, f"{size:,} parameters")
 
 
 def _only(leaves: Sequence[Leaf]) -> int:
@@ -222,7 +222,8 @@ def _vectors(leaves: Sequence[Leaf]) -> Iterator[tuple[str, int]]:
 def _expanded(a: LatentAttention) -> Iterator[tuple[str, int]]:
     full, kept = a.cache().expand(), a.cache().elements
     if a.kv_rank + a.qk_rope == kept:
-        yield f"kept: a latent of {a.kv_rank:,} and a rotated key of {a.qk_rope:,}, {kept:,} elements a token and layer", 0
+        held = f"a latent of {a.kv_rank:,} and a rotated key of {a.qk_rope:,}"
+        yield f"kept: {held}, {kept:,} elements a token and layer", 0
     yield f"expanded, its {a.n_heads} heads would keep {full.elements:,} elements a token and layer", 0
 
 

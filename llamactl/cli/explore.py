@@ -25,8 +25,8 @@ def explore(
     force: ForceOpt = False,
     serve: Annotated[bool, typer.Option("--serve", help="Show it in the browser, from this machine to itself alone, "
                                         "until Ctrl-C.")] = False,
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="For --serve; 0 takes a free one."
-                                      )] = 0,
+    port: Annotated[int | None, typer.Option("--port", metavar="N", min=0, max=65535, show_default=False,
+                                             help="For --serve. Default: a free one.")] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Whether --serve opens the browser.")] = True,
     *,
     out: Output,
@@ -44,9 +44,12 @@ def explore(
                          help="give -o page.html, or --serve to look at it at once")
     if output is not None and not output.lower().endswith(".html"):
         raise UsageError("usage", f"--output {output!r} does not end in .html")
-    loaded = load_all([start, *([goal] if goal else [])] if start else None, None, reach)
+    if port is not None and not serve:
+        raise UsageError("usage", "--port is for --serve, and nothing is served", help="add --serve")
+    refs = [ref for ref in (start, goal) if ref is not None]
+    loaded = load_all(refs or None, None, reach)
     report, page = made(loaded)
-    inputs = {"output": output, "force": force, "serve": serve, "port": port, "browser": browser}
+    inputs = {"output": output, "force": force, "serve": serve, "port": port or 0, "browser": browser}
     if output is not None:
         from llamactl.atomic import create
 
@@ -54,6 +57,6 @@ def explore(
     if not serve:
         show_page(loaded, report, page, output, None, inputs, out)
         return
-    with server(page, port) as (url, run):
+    with server(page, port or 0) as (url, run):
         show_page(loaded, report, page, output, url, inputs, out)
         run(browser)

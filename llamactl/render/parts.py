@@ -14,9 +14,9 @@ PARTS: dict[str, tuple[str, str, str]] = {
     "sinusoidal": ("Sinusoidal positions", "x = E[token] + [sin(m w_j), cos(m w_j)]",
                    "Fixed sines and cosines of the position, added once at the input. No parameters."),
     "rope": ("RoPE", "q_m = R(m θ_j) q,  k_n = R(n θ_j) k;  q_m · k_n depends on m - n",
-             "Each pair of dimensions of q and k is turned by an angle that grows with the position, in each layer that "
-             "turns. Turning both by the same amount changes no score, so only the distance between them counts. There "
-             "is no table to store and none that ends. V is not turned. The keys are kept as they were turned."),
+             "Each pair of dimensions of q and k is turned by an angle that grows with the position, in each layer "
+             "that has it. Turning both by the same amount changes no score, so only the distance between them counts. "
+             "There is no table to store and none that ends. V is not turned. The keys are kept as they were turned."),
     "alibi": ("ALiBi", "score(m, n) - slope_h (m - n)",
               "A penalty on each score that grows with the distance, with a slope of its own for each head. No "
               "parameters, nothing is added to the stream."),
@@ -24,7 +24,8 @@ PARTS: dict[str, tuple[str, str, str]] = {
                   "Takes the mean off, divides by the standard deviation, then scales and shifts: two vectors, 2d "
                   "parameters."),
     "layernorm-scale": ("LayerNorm", "(x - mean(x)) / sqrt(var(x) + eps) * g",
-                        "Takes the mean off, divides by the standard deviation, then scales: one vector, d parameters."),
+                        "Takes the mean off, divides by the standard deviation, then scales: one vector, d "
+                        "parameters."),
     "layernorm-offset": ("LayerNorm", "(x - mean(x)) / sqrt(var(x) + eps) * (1 + g) + b",
                          "Takes the mean off, divides by the standard deviation, then scales and shifts. The weights "
                          "hold what is added to a scale of 1: read as scales themselves, they are wrong."),

@@ -43,6 +43,8 @@ def test_json_names_what_no_edit_makes(cli: Any, tmp_path: Path) -> None:
     (("gpt2", "-o", "no/such/page.html"), 5, "could not be written", ""),
     (("-o", "page.html"), 2, "no MODEL given", "try:"),
     (("gpt2", "--serve", "--port", "70000"), 2, "70000", ""),
+    (("gpt2", "-o", "page.html", "--port", "80"), 2, "--port is for --serve", "add --serve"),
+    (("gpt2", "", "-o", "page.html"), 2, "no MODEL given", ""),
 ])
 def test_what_is_wrong_is_one_line(cli: Any, tmp_path: Path, args: tuple[str, ...], code: int, word: str,
                                    help_: str) -> None:
@@ -82,8 +84,8 @@ sys.exit(run(sys.argv[1:]))
 @pytest.fixture
 def served(environment: Callable[..., dict[str, str]], tmp_path: Path) -> Iterator[tuple[int, Any]]:
     """(port, process) of `explore gpt2 --serve`."""
-    process = subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, "explore", "gpt2", "--serve", "--no-browser", "-q"],
-                               env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = [sys.executable, "-c", INTERRUPTIBLE, "explore", "gpt2", "--serve", "--no-browser", "-q"]
+    process = subprocess.Popen(line, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline().strip())
     assert found

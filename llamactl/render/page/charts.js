@@ -43,11 +43,8 @@ function showBars() {
 let W = 640;
 const H = 320, LEFT = 64, RIGHT = 16, TOP = 14, BOTTOM = 40;
 
-function fitted() {
-  const wide = Math.round(Math.min(760, Math.max(280, byId("cache").clientWidth || 640)));
-  const other = wide !== W;
-  W = wide;
-  return other;
+function fit(figure) {
+  W = Math.round(Math.min(760, Math.max(280, byId(figure).clientWidth || 640)));
 }
 
 // Fractions of an axis that are labelled.
@@ -88,6 +85,7 @@ function together(place, ctx) {
 }
 
 function showCache() {
+  fit("cache");
   const place = state.place, list = groups(place);
   const usable = count(place, "usable");
   const far = Math.max(state.ctx, usable ?? 0, 131072);
@@ -128,8 +126,8 @@ function showCache() {
       label(x(usable) + 4, TOP + 10, `made for ${tokens(usable)}`));
   }
   out.push(line(x(state.ctx), TOP, x(state.ctx), H - BOTTOM, "here"),
-    label(x(state.ctx) + (state.ctx > 0.7 * far ? -4 : 4), TOP + 26, `${tokens(state.ctx)} tokens`,
-      { "text-anchor": state.ctx > 0.7 * far ? "end" : "start", class: "limit-text" }));
+    state.ctx === usable && usable < far ? "" : label(x(state.ctx) + (state.ctx > 0.7 * far ? -4 : 4), TOP + 26,
+      `${tokens(state.ctx)} tokens`, { "text-anchor": state.ctx > 0.7 * far ? "end" : "start", class: "limit-text" }));
   for (const part of ticks()) {
     const ctx = Math.round(far * part);
     out.push(label(x(ctx), H - BOTTOM + 16, tokens(ctx), { "text-anchor": part === 1 ? "end" : "middle" }));

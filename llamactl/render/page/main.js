@@ -3,7 +3,6 @@
 let written = "";
 
 function draw() {
-  fitted();
   const focus = document.activeElement?.dataset?.focus;
   showControls();
   showNumbers();
@@ -31,7 +30,11 @@ Object.assign(state, fromAddress(location.hash));
 draw();
 window.addEventListener("hashchange", readAddress);
 
-window.addEventListener("resize", () => { if (fitted()) draw(); });
+let wide = window.innerWidth;
+window.addEventListener("resize", () => {
+  if (window.innerWidth !== wide) draw(); // a phone's bars come and go, and change the height alone
+  wide = window.innerWidth;
+});
 
 window.addEventListener("beforeprint", () => {
   for (const folded of document.querySelectorAll("details")) folded.open = true;

@@ -2,7 +2,7 @@
 
 function wayName(way) {
   const own = turning().scheme;
-  const scheme = way.method || (own === "none" ? "as configured" : `as configured (${own})`);
+  const scheme = way.method || (own === "default" ? "as configured" : `as configured (${own})`);
   return way.target === null ? scheme : `${scheme}, at ${tokens(way.target)} tokens`;
 }
 
@@ -122,6 +122,7 @@ function showDial(q, k) {
 }
 
 function showScore() {
+  fit("score");
   const most = span(), mid = (TOP + H - BOTTOM) / 2, high = (H - TOP - BOTTOM) / 2 - 8;
   const x = (p) => LEFT + (W - LEFT - RIGHT) * (p / most);
   const y = (v) => mid - high * v;
@@ -164,9 +165,9 @@ function reached(from, step) {
 
 // Where a pointer is in a picture, as a fraction of the plotted width.
 function across(event, figure) {
-  const box = figure.querySelector("svg").getBoundingClientRect();
-  const x = ((event.clientX - box.left) / box.width) * W;
-  return Math.min(1, Math.max(0, (x - LEFT) / (W - LEFT - RIGHT)));
+  const picture = figure.querySelector("svg"), box = picture.getBoundingClientRect(), wide = picture.viewBox.baseVal.width;
+  const x = ((event.clientX - box.left) / box.width) * wide;
+  return Math.min(1, Math.max(0, (x - LEFT) / (wide - LEFT - RIGHT)));
 }
 
 function dragged(figure) {
@@ -193,6 +194,7 @@ function picked(figure) {
 }
 
 function showWaves() {
+  fit("waves");
   const t = turning(), way = t.ways[state.way];
   const before = t.plain.map((f) => (2 * Math.PI) / f), after = way.frequencies.map((f) => (2 * Math.PI) / f);
   const marks = [[t.trained, "trained"], [way.target ?? t.usable, way.target ? "target" : "usable"]].filter(([c]) => c)

@@ -1,7 +1,4 @@
-"""The page of `explore` in a real browser: every control gives exactly what the command line prints, and nothing leaks.
-
-They need Chromium (Debian's `chromium`) and the extra `browser`; without either they skip.
-"""
+"""The page of `explore` in a browser: every control gives exactly what the command line prints, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import json
 import math
 import random
 import shlex
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,57 +14,8 @@ import pytest
 from llamactl.api import load
 from llamactl.cli.exploring import made
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
-pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here"),
-              pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 PAIRS = ["gpt2", "gpt2 llama-3-8b", "gpt2 mixtral-8x7b", "gpt2 gemma-2-9b", "gpt2 deepseek-v3", "llama-3-8b gpt2"]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as p:
-        try:
-            browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        except playwright.Error as e:
-            pytest.skip(f"Chromium does not start here: {e.message.splitlines()[0]}")
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """pages("gpt2 llama-3-8b"): the address of that page as a file, written once."""
-    folder, known = tmp_path_factory.mktemp("pages"), {}
-
-    def written(models: str) -> str:
-        if models not in known:
-            known[models] = folder / f"{len(known)}.html"
-            known[models].write_bytes(made([load(m, offline=True) for m in models.split()])[1])
-        return str(known[models].as_uri())
-
-    return written
-
-
-@pytest.fixture
-def opened(chromium: Any, pages: Any) -> Iterator[Any]:
-    """opened(models, hash="", **context): the page with the network off; what it complains of or asks for fails."""
-    contexts, wrong = [], []
-
-    def open_(models: str, address: str = "", **options: Any) -> Any:
-        contexts.append(chromium.new_context(offline=True, **options))
-        page = contexts[-1].new_page()
-        page.on("console", lambda m: wrong.append(f"console: {m.text}"))
-        page.on("pageerror", lambda e: wrong.append(f"error: {e}"))
-        page.on("request", lambda r: wrong.append(r.url) if not r.url.startswith("file:") else None)
-        page.goto(pages(models) + address)
-        assert page.evaluate("document.documentElement.dataset.ready") == "yes"
-        return page
-
-    yield open_
-    for context in contexts:
-        context.close()
-    assert wrong == []
 
 
 def numbers(page: Any) -> dict[str, dict[str, str]]:
