@@ -85,7 +85,8 @@ sys.exit(run(sys.argv[1:]))
 def served(environment: Callable[..., dict[str, str]], tmp_path: Path) -> Iterator[tuple[int, Any]]:
     """(port, process) of `explore gpt2 --serve`."""
     line = [sys.executable, "-c", INTERRUPTIBLE, "explore", "gpt2", "--serve", "--no-browser", "-q"]
-    process = subprocess.Popen(line, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(line, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True)
     assert process.stdout is not None
     found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline().strip())
     assert found
