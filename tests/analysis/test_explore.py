@@ -74,6 +74,15 @@ def test_a_goal_that_edits_do_not_reach_is_a_world_of_its_own() -> None:
     assert [e for t in goal.edits for e in look(t, set(), 2)] == []
 
 
+def test_an_end_without_a_sharing_has_the_others() -> None:
+    llama, latent = load("llama-3-8b").model, load("deepseek-v3").model
+    assert module._aims((1, 2, 4, 8), (latent, llama)) == (4, 4)
+    assert module._aims((1, 2), (latent, latent)) == (1, 1)
+    assert module._aims((), (latent, llama)) == (None, None)
+    found = report("gpt2", "llama-3-70b").worlds[0]
+    assert [look(found.aims, on, None) for on in (set(), {"size"})] == [(1, 6), (1, 8)]
+
+
 def test_a_table_holds_no_control_that_tells_nothing_apart() -> None:
     counts = report("gpt2", "llama-3-8b").worlds[0].counts
     assert counts["norms"].by == ("norm", "size")

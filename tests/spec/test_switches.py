@@ -12,7 +12,7 @@ from llamactl.source import presets
 from llamactl.spec.edits import apply
 from llamactl.spec.features import diff, features
 from llamactl.spec.model import Model
-from llamactl.spec.switches import Choices, between, share_of, shares, with_share
+from llamactl.spec.switches import Choices, between, nearest, share_of, shares, with_share
 
 
 def model(name: str) -> Model:
@@ -82,6 +82,16 @@ def test_shares_are_the_divisors_of_the_heads() -> None:
     assert share_of(model("llama-3-8b")) == 4
     assert with_share(model("llama-3-8b"), 32) == ("n_kv_heads=1",)
     assert with_share(model("llama-3-8b"), 4) == ()
+
+
+@pytest.mark.parametrize(("name", "options", "share"), [
+    ("llama-3-8b", (1, 2, 3, 4, 6, 12), 4), ("llama-3-70b", (1, 2, 3, 4, 6, 12), 6), ("gpt2", (1, 2, 4), 1),
+    ("gemma-2b", (1, 2, 3, 4, 6, 12), 12),  # one KV head for all 8 stays one for all 12
+    ("gemma-2b", (1, 2, 4, 8, 16), 16), ("falcon-40b", (1, 2, 3, 4, 6, 12), 12), ("deepseek-v3", (1, 2), None),
+    ("llama-3-8b", (), None),
+])
+def test_the_nearest_sharing(name: str, options: tuple[int, ...], share: int | None) -> None:
+    assert nearest(options, model(name)) == share
 
 
 def test_heads_with_hundreds_of_divisors_have_few_choices() -> None:
