@@ -13,7 +13,8 @@ from llamactl.api import load
 from llamactl.render.units import scaled
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
-HYBRID = str(Path(__file__).resolve().parents[2] / "golden" / "nemotron_h")
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+HYBRID, RECURRENT = str(GOLDEN / "nemotron_h"), str(GOLDEN / "mamba")
 
 
 def cells(page: Any, column: str) -> dict[str, str]:
@@ -116,6 +117,14 @@ def test_a_hybrids_parts_stand_in_branches_of_their_own(opened: Any) -> None:
     assert "cache at" not in said
     page.click("#blocks button[data-part=attn]")
     assert "cache at" in page.inner_text("#part")
+
+
+def test_a_block_of_one_branch_has_one(opened: Any) -> None:
+    page = opened(RECURRENT)
+    assert page.eval_on_selector_all("#blocks .branch, #blocks .sum", "e => e.map(x => x.className)") == [
+        "branch", "sum stream"]
+    assert page.is_disabled("#kv-heads")
+    assert cells(page, "now")["kv_cache_bytes"] == "0"
 
 
 def test_experts_that_run_are_those_of_the_command_line(opened: Any) -> None:
