@@ -116,6 +116,8 @@ function showCache() {
     out.push(drawn("polygon", { points: [...top, ...under].join(" "), class: n ? `area g${(n - 1) % 4}` : "area held" }));
   });
   out.push(drawn("polyline", { points: stops.map((c) => `${x(c)},${y(full(c))}`).join(" "), class: "dashed" }));
+  const beside = (ctx, down, words) => label(x(ctx) + (ctx > 0.7 * far ? -4 : 4), TOP + down, words,
+    { "text-anchor": ctx > 0.7 * far ? "end" : "start", class: "limit-text" });
   const fits = devices(most);
   for (const [name, memory] of fits) {
     out.push(line(LEFT, y(memory), W - RIGHT, y(memory), "limit"),
@@ -123,11 +125,10 @@ function showCache() {
   }
   if (usable !== null && usable < far) {
     out.push(line(x(usable), TOP, x(usable), H - BOTTOM, "dashed"),
-      label(x(usable) + 4, TOP + 10, `made for ${tokens(usable)}`));
+      beside(usable, 10, `made for ${tokens(usable)}`));
   }
   out.push(line(x(state.ctx), TOP, x(state.ctx), H - BOTTOM, "here"),
-    state.ctx === usable && usable < far ? "" : label(x(state.ctx) + (state.ctx > 0.7 * far ? -4 : 4), TOP + 26,
-      `${tokens(state.ctx)} tokens`, { "text-anchor": state.ctx > 0.7 * far ? "end" : "start", class: "limit-text" }));
+    state.ctx === usable && usable < far ? "" : beside(state.ctx, 26, `${tokens(state.ctx)} tokens`));
   for (const part of ticks()) {
     const ctx = Math.round(far * part);
     out.push(label(x(ctx), H - BOTTOM + 16, tokens(ctx), { "text-anchor": part === 1 ? "end" : "middle" }));
