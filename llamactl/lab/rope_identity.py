@@ -161,9 +161,12 @@ def _learned(given: Setting) -> Claim:
 def _trained(c: Checkpoint) -> Iterator[Finding]:
     """The first layer of trained weights."""
     table, what = c.model.positions, "spread in the first layer: median"
+    if c.positions is None:
+        yield skipped(what, c.otherwise, of=c.id)
+        return
     attn = c.model.layers[0].attn
     if not isinstance(attn, Attention) or (attn.rope is None) == (table is None):
-        yield skipped(what, "its first layer has neither a learned table nor RoPE alone", of=c.id)
+        yield skipped(what, "its first layer turns no plain queries and keys", of=c.id)
         return
     rows = table.rows - table.offset if isinstance(table, LearnedPositions) else TABLE
     spread = _moved(c.network(1), rows)

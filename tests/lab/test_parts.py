@@ -173,7 +173,10 @@ def test_rope_does_not_care_where_a_text_stands_and_a_table_does(done: Callable[
         assert 0 < logit.value < 4e-3
         assert (loss.verdict, logit.verdict) == ("holds", "holds")
         assert pick(e, f"{by} further on: largest change", table).value > 1
-        assert abs(pick(e, f"{by} further on: change of the loss", table).value) > 1e-3
+    of_table = [f for c in e.claims for f in c.findings if f.of.startswith(table)]
+    assert [f.what.split()[0] for f in of_table] == ["500", "5,000"]  # as asked, not by what they change
+    assert all(f.unit != "nats per token" and f.verdict == "holds" for f in of_table)  # drawn weights cannot read
+    assert "the logits move" in e.claims[1].claim
     assert [f.verdict for c in e.claims for f in c.findings if f.of.startswith("a checkpoint")] == ["skipped"] * 2
     assert e.verdict == "holds"
 
@@ -195,3 +198,53 @@ def test_a_shift_that_moves_something_is_seen(done: Callable[..., Experiment], p
     same = done("shift", seed=2)
     assert pick(same, "500 further on: largest change", "drawn weights, gpt2").verdict == "differs"
     assert shift.MOVED > 2 * shift.LOGITS
+
+
+@pytest.fixture
+def drawn(setting: Any) -> Callable[..., Any]:
+    """drawn(kind): a small checkpoint of drawn weights whose positions are of that kind."""
+    from llamactl.lab._drawn import Drawn
+    from llamactl.lab._setting import Checkpoint
+
+    def make(kind: str) -> Checkpoint:
+        given = setting()
+        model = given.small("gpt2", "n_layers=2", "n_heads=2", "head_dim=16", "hidden=32", "vocab=256",
+                            f"positions={kind}")
+        ids = torch.randint(256, (24,), generator=given.draws()).tolist()
+        return Checkpoint(id=kind, model=model, source=Drawn(model, given.draws()), ids=tuple(ids), read=False)
+
+    return make
+
+
+@pytest.mark.parametrize(("kind", "why"), [
+    ("alibi", "positions enter its scores by distance: ALiBi"),
+    ("sinusoidal", "its positions are fixed sinusoids, added at the input: neither RoPE nor learned"),
+    ("none", "no part of it tells positions: neither RoPE nor a table"),
+])
+@pytest.mark.parametrize("name", ["shift", "rope-identity"])
+def test_positions_of_another_kind_are_neither_rope_nor_learned(
+        done: Callable[..., Experiment], drawn: Any, name: str, kind: str, why: str) -> None:
+    e = done(name, checkpoints=(drawn(kind),))
+    all_ = [f for c in e.claims for f in c.findings]
+    assert [(f.verdict, f.note) for f in all_ if f.of.startswith(kind)] == [("skipped", why)]
+    assert [f.of for f in all_ if f.of.startswith("a checkpoint")] == ["a checkpoint with RoPE",
+                                                                       "a checkpoint with learned positions"]
+
+
+def test_a_checkpoint_stands_under_its_own_kind_of_positions(done: Callable[..., Experiment], drawn: Any) -> None:
+    both = drawn("rope"), drawn("learned")
+    assert [c.positions for c in both] == ["RoPE", "learned positions"]
+    e = done("shift", checkpoints=both)
+    under = [[f for f in c.findings if f.of.startswith(("rope", "learned"))] for c in e.claims]
+    assert [{f.of.split(",")[0] for f in x} for x in under] == [{"rope"}, {"learned"}]
+    assert not any(f.verdict == "skipped" and f.of.startswith("a checkpoint") for c in e.claims for f in c.findings)
+    assert [f.what for f in under[1] if f.unit] == []  # made-up tokens: no word on the loss
+
+
+def test_what_a_table_does_to_the_loss_is_measured_where_the_text_is_read(setting: Any) -> None:
+    from llamactl.analysis.ablation import Ablation
+
+    row = Ablation(edit="shift=500", change=0.25, standard_error=0.05, max_abs_dlogit=3.0)
+    loss, logit = shift._row(row, "x", True, True)
+    assert (loss.value, loss.verdict, loss.note) == (0.25, "measured", "standard error 0.05")
+    assert (logit.value, logit.verdict) == (3.0, "holds")
