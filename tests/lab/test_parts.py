@@ -13,6 +13,23 @@ from llamactl.lab import gqa, norm, shift, swiglu
 from llamactl.net.blocks import RowNorm
 from llamactl.net.cache import Cache
 
+
+@pytest.fixture
+def drawn(setting: Any) -> Callable[..., Any]:
+    """drawn(kind): a small checkpoint of drawn weights whose positions are of that kind."""
+    from llamactl.lab._drawn import Drawn
+    from llamactl.lab._setting import Checkpoint
+
+    def make(kind: str) -> Checkpoint:
+        given = setting()
+        model = given.small("gpt2", "n_layers=2", "n_heads=2", "head_dim=16", "hidden=32", "vocab=256",
+                            f"positions={kind}")
+        ids = torch.randint(256, (24,), generator=given.draws()).tolist()
+        return Checkpoint(id=kind, model=model, source=Drawn(model, given.draws()), ids=tuple(ids), read=False)
+
+    return make
+
+
 # --- norm
 
 
@@ -45,6 +62,35 @@ def test_every_form_is_timed_on_one_thread(done: Callable[..., Experiment], pick
         same = pick(e, f"{kind}: fused less written out", "512 x 4,096")
         assert same.value < 1e-5
     assert e.verdict == "holds"
+
+
+def test_nothing_is_claimed_of_times_and_what_is_slower_is_said(done: Callable[..., Experiment]) -> None:
+    claim = done("norm").claims[-1]
+    assert claim.claim.startswith("what the kernels take here")
+    assert {f.verdict for f in claim.findings if f.unit} == {"measured"}
+    took = {"RMSNorm, fused": 4.0, "RMSNorm, written out": 2.0, "LayerNorm, fused": 1.0, "LayerNorm, written out": 4.0}
+    by = {f.what: (f.value, f.note) for f in norm._ratios(took, "x", "cpu")}
+    assert by == {"RMSNorm / LayerNorm, fused": (4.0, norm.STEPPED), "RMSNorm / LayerNorm, written out": (0.5, None),
+                  "RMSNorm: fused / written out": (2.0, "the fused one takes longer here"),
+                  "LayerNorm: fused / written out": (0.25, None)}
+    assert {w for w in by if any(f.what == w for f in claim.findings)} == set(by)
+    (gpu, *_) = norm._ratios(took, "x", "cuda")
+    assert gpu.note == "RMSNorm takes longer here"
+
+
+def test_limits_of_ours_are_called_so_and_the_largest_row_is_told(done: Callable[..., Experiment], pick: Any,
+                                                                  drawn: Any) -> None:
+    c = drawn("learned")
+    e = done("norm", checkpoints=(c,))
+    middle, norm_, row = (pick(e, f"|mean| / RMS: the {w}", c.id) for w in (
+        "median norm", "norm with the largest median", "largest single row"))
+    assert middle.note == "limit of ours: the median of random rows of that width; on made-up tokens"
+    assert "limit of ours: twice the median of random rows of that width" in norm_.note
+    assert norm_.expected == 2 * middle.expected
+    read = c.ablated().norms
+    assert (row.value, row.verdict) == (max(x.worst for x in read.norms), "measured")
+    assert row.value > norm_.value >= middle.value
+    assert row.note.startswith("read by layers.") or row.note.startswith("read by norm")
 
 
 def test_threads_are_timed_apart_and_left_as_they_were(setting: Any) -> None:
@@ -198,22 +244,6 @@ def test_a_shift_that_moves_something_is_seen(done: Callable[..., Experiment], p
     same = done("shift", seed=2)
     assert pick(same, "500 further on: largest change", "drawn weights, gpt2").verdict == "differs"
     assert shift.MOVED > 2 * shift.LOGITS
-
-
-@pytest.fixture
-def drawn(setting: Any) -> Callable[..., Any]:
-    """drawn(kind): a small checkpoint of drawn weights whose positions are of that kind."""
-    from llamactl.lab._drawn import Drawn
-    from llamactl.lab._setting import Checkpoint
-
-    def make(kind: str) -> Checkpoint:
-        given = setting()
-        model = given.small("gpt2", "n_layers=2", "n_heads=2", "head_dim=16", "hidden=32", "vocab=256",
-                            f"positions={kind}")
-        ids = torch.randint(256, (24,), generator=given.draws()).tolist()
-        return Checkpoint(id=kind, model=model, source=Drawn(model, given.draws()), ids=tuple(ids), read=False)
-
-    return make
 
 
 @pytest.mark.parametrize(("kind", "why"), [
