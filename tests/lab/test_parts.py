@@ -145,6 +145,20 @@ def test_another_activation_or_rounding_is_seen(done: Callable[..., Experiment],
     assert pick(e, "8d/3").value == 10_922
 
 
+def test_widths_are_derived_as_params_json_derives_them(done: Callable[..., Experiment],
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    from llamactl.arch import _meta
+
+    assert swiglu.ffn_width is _meta.ffn_width
+    monkeypatch.setattr(swiglu, "ffn_width", lambda dim, multiple: 7)
+    assert [f.value for f in done("swiglu", seed=1).claims[1].findings][:-1] == [7] * len(swiglu.DERIVED)
+
+
+def test_no_more_is_said_of_the_gate_than_is_judged(done: Callable[..., Experiment]) -> None:
+    claim = done("swiglu").claims[-1].claim  # judged by a ratio of 1
+    assert claim == "trained weights miss their gate more than the shape of its curve"
+
+
 # --- gqa
 
 
