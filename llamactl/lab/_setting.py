@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from llamactl.errors import LlamactlError
 from llamactl.net import kernels
 from llamactl.net.decoder import Decoder, Source, build
 from llamactl.spec.edits import apply
@@ -20,6 +21,16 @@ ROPE, TABLE = "RoPE", "learned positions"
 NO_CHECKPOINT = "needs trained weights: --model CKPT"
 LOST = "its loss on this text is above that of a guess, ln(vocabulary): it cannot read these tokens"
 MADE_UP = "the tokens are made up, for want of a tokenizer: a loss on them says nothing of the weights"
+
+
+@contextmanager
+def named(id: str) -> Iterator[None]:
+    """Inside, an error that names no file is of this checkpoint: there may be several."""
+    try:
+        yield
+    except LlamactlError as e:
+        e.path = e.path or id
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +46,8 @@ class Checkpoint:
     def ablated(self, edits: Sequence[str] = (), shifts: Sequence[int] = (), tokens: int | None = None, *,
                 copies: bool = False) -> Ablated:
         """What `llamactl ablate` measures, on the first tokens of the text; on the CPU, in fp32."""
-        return ablate(self.model, self.source, list(self.ids[:tokens]), edits=edits, shifts=shifts, copies=copies)
+        with named(self.id):
+            return ablate(self.model, self.source, list(self.ids[:tokens]), edits=edits, shifts=shifts, copies=copies)
 
     def unread(self, loss: float) -> str | None:
         """Why its loss on these tokens says nothing; None where it does."""
@@ -45,8 +57,9 @@ class Checkpoint:
 
     def network(self, layers: int) -> Decoder:
         """The network of the first layers, in fp32 on the CPU."""
-        net = build(apply(self.model, f"n_layers={layers}"))
-        net.assign(self.source, dtype=torch.float32)
+        with named(self.id):
+            net = build(apply(self.model, f"n_layers={layers}"))
+            net.assign(self.source, dtype=torch.float32)
         return net
 
     @property

@@ -66,11 +66,16 @@ class Learned(NamedTuple):
     held: Tensor
 
 
-def windows(text: bytes, recipe: Recipe, draws: torch.Generator) -> Windows:
-    """Windows drawn from the first nine tenths, and evenly spread ones of the last. Raises InputRefused text-short."""
+def check_text(text: bytes, path: str | None = None) -> None:
+    """Raise InputRefused text-short where there is too little to learn. path: of the text."""
     if len(text) < LEAST:
         raise InputRefused("text-short", f"{len(text):,} bytes, and a network learns nothing from under {LEAST:,}",
-                           help="give a longer text with --text")
+                           path=path, help="give a longer text with --text")
+
+
+def windows(text: bytes, recipe: Recipe, draws: torch.Generator) -> Windows:
+    """Windows drawn from the first nine tenths, and evenly spread ones of the last. Raises InputRefused text-short."""
+    check_text(text)
     ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     cut, long = len(ids) * 9 // 10, recipe.tokens + 1
     first, last = ids[:cut].unfold(0, long, 1), ids[cut:].unfold(0, long, 1)

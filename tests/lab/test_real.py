@@ -29,7 +29,7 @@ def checkpoint(path: Path, bytes_: bool = False) -> Any:
 
     asked = Asked(cards=(), models=(), text=None, bytes=bytes_, seed=0, steps=None, device="cpu", threads=None,
                   report=None, force=False)
-    return open_checkpoint(asked, open_model(str(path), Access(offline=True, hub=False)), None, [])
+    return open_checkpoint(asked, open_model(str(path), Access(offline=True, hub=False)), None, [], path.stem)
 
 
 @pytest.fixture(scope="module")
