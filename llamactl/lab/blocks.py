@@ -9,6 +9,7 @@ a tied head; the width of the second's feed-forward is what brings it nearest to
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 
@@ -123,7 +124,7 @@ def _losses(both: Pair, recipe: Recipe, given: Setting) -> Iterator[Finding]:
 
 def _again(pair: tuple[Model, Model], recipe: Recipe, data: Windows, given: Setting) -> Iterator[Finding]:
     """The first steps of both, twice, on one thread."""
-    few = Windows(data.batches[:AGAIN], data.held[:1])
+    few = Windows(list(islice(data.batches, AGAIN)), data.held[:1])
     cpu = given.device.type == "cpu"
     with on_threads(1 if cpu else None):
         for name, model in zip((OLD, NEW), pair, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_no_other_width_comes_nearer(pair: tuple[Model, Model]) -> None:
 
 def test_two_runs_give_the_same_losses_to_the_last_bit(pair: tuple[Model, Model], data: Windows) -> None:
     for model in pair:
-        few = Windows(data.batches[:4], data.held)
+        few = Windows(list(islice(data.batches, 4)), data.held)
         a, b, c = (learn(model, RECIPE, few, draws(seed), CPU) for seed in (0, 0, 1))
         assert a.losses == b.losses
         assert torch.equal(a.held, b.held)
@@ -107,7 +108,7 @@ def test_every_parameter_is_trained(pair: tuple[Model, Model], data: Windows) ->
     from llamactl.lab._drawn import Drawn
 
     for model in pair:
-        made = learn(model, RECIPE, Windows(data.batches[:2], data.held[:1]), draws(), CPU)
+        made = learn(model, RECIPE, Windows(list(islice(data.batches, 2)), data.held[:1]), draws(), CPU)
         start = Drawn(model, draws())
         same = [n for n, p in made.net.named_parameters() if torch.equal(p, start.tensor(n))]
         assert same == []
@@ -194,6 +195,24 @@ def test_held_out_text_is_never_trained_on() -> None:
     assert all(int(b.max()) == ord("a") for b in got.batches)
     assert int(got.held.min()) == ord("b")
     assert got.held.shape == (4, 17)
+
+
+def test_a_batch_is_drawn_when_its_step_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is what all of them drawn at once would be, at every pass."""
+    text, recipe = lab.excerpt(), Recipe(steps=5, batch=4, tokens=16)
+    ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()[: len(text) * 9 // 10].unfold(0, 17, 1)
+    same = draws()
+    at_once = [ids[torch.randint(len(ids), (4,), generator=same)] for _ in range(5)]
+    got = windows(text, recipe, draws()).batches
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(got, at_once, strict=True))
+    drawn = []
+    right = torch.randint
+    monkeypatch.setattr(torch, "randint", lambda *a, **k: drawn.append(1) or right(*a, **k))
+    long = windows(text, Recipe(steps=1_000, batch=4, tokens=16), draws()).batches
+    assert drawn == []
+    assert torch.equal(next(iter(long)), at_once[0])
+    assert drawn == [1]
 
 
 def test_a_loss_that_is_no_number_ends_it(pair: tuple[Model, Model], data: Windows, monkeypatch: pytest.MonkeyPatch
