@@ -149,6 +149,12 @@ def test_losses_are_the_same_bits_from_run_to_run(cli: Any) -> None:
     assert a["charts"] != c["charts"]
 
 
+def test_plain_is_ascii_whatever_a_network_writes(cli: Any) -> None:
+    got = cli("lab", "run", "blocks", "--steps", "1")  # after one step: any byte
+    assert got.code == 0
+    assert got.out.isascii()
+
+
 def test_another_text(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("The quick brown fox jumps over the lazy dog. " * 500)
     got = cli("lab", "run", "blocks", "--steps", "1", "--text", "t.txt", "--json")

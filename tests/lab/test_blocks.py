@@ -180,6 +180,30 @@ def test_one_text_is_traced_through_both(done: Callable[..., Experiment]) -> Non
     assert (rows["block 0: mlp.up"][1], rows["block 0: mlp.up"][4]) == ("48 x 512", "48 x 386")
     assert rows["after block 3"][2] == pytest.approx(1, abs=0.05)  # after a norm whose weights are nearly 1
     assert rows["after block 3"][5] > 1.2 * rows["after block 0"][5]
+    last = lab.excerpt()[len(lab.excerpt()) * 9 // 10 :][:48].decode()
+    assert grid.title == f"48 bytes of the held-out text, stage by stage: \"{last.encode('unicode_escape').decode()}\""
+
+
+def test_the_stream_grows_before_the_first_step_already(done: Callable[..., Experiment], pick: Any, setting: Any
+                                                        ) -> None:
+    e = done("blocks")
+    old, new = (pick(e, f"{n}: that before the first step") for n in ("2017", "2024"))
+    assert (old.verdict, new.verdict) == ("measured", "measured")
+    assert old.value < 1.2 < 1.5 < new.value
+    after = pick(e, "2024: stream after the last block")
+    assert after.note == "there from the start: before the first step it has grown so already"
+    assert after.value != new.value
+    assert pick(e, "2017: stream after the last block").note is None
+
+
+def test_what_is_no_character_is_told_by_escapes(done: Callable[..., Experiment]) -> None:
+    """A text of every byte: networks write them, and the traced bytes are some of them."""
+    e = done("blocks", text="\u00e9\u4e2d\u202e".encode() * 3_000, steps=1)
+    assert all(p.text.isascii() for p in e.passages)
+    grid = next(g for g in e.grids if "stage by stage" in g.title)
+    assert grid.title.isascii()
+    assert "\\xe4\\xb8\\xad" in grid.title
+    assert blocks._said(b"a\n\xff\xe2\x80") == "a\n\\xff\\xe2\\x80"
 
 
 def test_a_text_that_is_too_short_is_refused(done: Callable[..., Experiment]) -> None:
