@@ -42,6 +42,9 @@ def test_the_list(cli: Any) -> None:
 @pytest.mark.parametrize(("args", "said"), [
     (("run",), "try: llamactl lab list"), (("run", "swigul"), "did you mean 'swiglu'?"),
     (("swiglu",), "lab run swiglu"), (("rnu",), "neither list nor run"), (("list", "gqa"), "lab run gqa"),
+    (("list", "foo"), "help: try: llamactl lab list\n"), (("list", "Swigul"), "help: try: llamactl lab run swiglu\n"),
+    (("runn", "swiglu"), "help: did you mean 'run'?\n"), (("List",), "help: did you mean 'list'?\n"),
+    (("all",), "help: try: llamactl lab run all\n"), (("zzz",), "help: try: llamactl lab list\n"),
     (("run", "gqa", "--device", "gpu"), "--device"), (("run", "gqa", "--report", "x.txt"), ".html"),
     (("run", "gqa", "--steps", "0"), "--steps"),
     (("run", "gqa", "--seed", "-1"), "--seed"), (("run", "rope", "--json"), "did you mean"),
