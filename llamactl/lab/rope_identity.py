@@ -206,7 +206,7 @@ def _grid(made: dict[tuple[int, torch.dtype], Rotated]) -> Grid:
     rows: list[tuple[Cell, ...]] = []
     for (dim, dtype), r in made.items():
         for offset in OFFSETS:
-            cells = [f"{float(x):.1e}" for most in (NEAR, max(SHIFTS)) for x in (
+            cells = [float(x) for most in (NEAR, max(SHIFTS)) for x in (
                 r.spread(offset, most).median(), r.spread(offset, most).max())]
             rows.append((dim, f"fp{torch.finfo(dtype).bits}", offset, *cells))
     columns = ("width", "dtype", "distance", f"median to {NEAR:,}", f"largest to {NEAR:,}",

@@ -44,8 +44,8 @@ def run(given: Setting) -> Outcome:
         (read,) = rope(model, target=target, method=method).rotations
         scheme = read.scheme if method is None and read.scheme != "default" else method or "none"
         seen = _unseen(model, method, target)
-        findings.append(found(f"{scheme}: pairs with unseen angles at {target:,}", sum(seen), of=f"{name}, {len(seen)} pairs",
-                              unit="pairs", expected=read.unseen))
+        findings.append(found(f"{scheme}: pairs with unseen angles at {target:,}", sum(seen), unit="pairs",
+                              of=f"{name}, {len(seen)} pairs", expected=read.unseen))
         otherwise += sum(p.unseen != x for p, x in zip(read.pairs, seen, strict=True))
         rows.append((scheme, name, read.trained_context, target, read.untouched, read.blended, read.slowed, sum(seen),
                      _listed([j for j, x in enumerate(seen) if x])))

@@ -65,6 +65,10 @@ def test_the_numbers_beside_each_other(done: Callable[..., Experiment]) -> None:
     (grid,) = done("rope-identity").grids
     assert len(grid.rows) == 2 * 2 * 5
     assert {r[2] for r in grid.rows} == {0, 1, 7, 63, 200}
+    for row in grid.rows:
+        near, most, further, mostly = row[3:]
+        assert 0 < near < most <= mostly  # numbers, which the text rounds
+        assert near <= further <= mostly
     assert rope_identity.SHIFTS[-1] == 100_000
 
 
