@@ -36,7 +36,8 @@ def run(given: Setting) -> Outcome:
               formula="correlation 1 - 1/(2d) for rows of independent N(0, 1)", findings=tuple(_correlations(given))),
         Claim(claim="rows inside trained networks have little mean, so that dropping it is cheap",
               formula="|mean| / RMS of a row that a norm reads", findings=tuple(_inputs(given))),
-        Claim(claim="what the kernels take here: RMSNorm beside LayerNorm, and each beside its formula step by step",
+        Claim(claim="what the kernels take here: RMSNorm beside LayerNorm, and each beside its formula step by step, "
+                    "which gives the same",
               formula="x / sqrt(mean(x^2) + eps) g; (x - mean(x)) / sqrt(var(x) + eps) g + b",
               findings=tuple(_times(given)))))
 

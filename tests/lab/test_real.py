@@ -29,7 +29,8 @@ def checkpoint(path: Path, bytes_: bool = False) -> Any:
 
     asked = Asked(cards=(), models=(), text=None, bytes=bytes_, seed=0, steps=None, device="cpu", threads=None,
                   report=None, force=False)
-    return open_checkpoint(asked, open_model(str(path), Access(offline=True, hub=False)), None, [], path.stem)
+    opened = open_model(str(path), Access(offline=True, hub=False))
+    return open_checkpoint(asked, opened, None, [], opened.source.id)
 
 
 @pytest.fixture(scope="module")
