@@ -43,6 +43,11 @@ class NormInput:
     median: float | None
     worst: float | None
 
+    @property
+    def at(self) -> str:
+        """Its name in the model."""
+        return self.norm if self.layer is None else f"layers.{self.layer}.{self.norm}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormInputs:
@@ -110,5 +115,4 @@ def summary(norms: Iterable[NormInput]) -> NormInputs | None:
         return None
     middle = (found[len(found) // 2][0] + found[(len(found) - 1) // 2][0]) / 2
     worst = listed[-found[-1][1]]
-    at = worst.norm if worst.layer is None else f"layers.{worst.layer}.{worst.norm}"
-    return NormInputs(median=middle, worst=found[-1][0], worst_at=at, norms=listed)
+    return NormInputs(median=middle, worst=found[-1][0], worst_at=worst.at, norms=listed)

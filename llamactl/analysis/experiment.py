@@ -18,7 +18,8 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One measured value. of: what it was measured on. lowest, highest: over `samples` repetitions, None for a single.
+    """One measured value. of: what it was measured on. lowest, highest: of the `samples` values that `value` sums
+    up (repetitions, or one for each layer, norm or window), None for a single one.
 
     expected, relation, tolerance: what is claimed of `value` (value = expected within tolerance, value <= expected);
     None where nothing is. verdict: holds | differs | measured (nothing is claimed) | skipped. value: None where it was
@@ -163,7 +164,7 @@ class LabReport:
 def found(what: str, value: float, *, of: str, unit: str = "", spread: Sequence[float] = (),
           expected: float | None = None, relation: str = "=", tolerance: float = 0.0, note: str | None = None
           ) -> Finding:
-    """A finding and its verdict. spread: the repetitions that `value` sums up. What is no number never holds."""
+    """A finding and its verdict. spread: the values that `value` sums up. What is no number never holds."""
     fine = math.isfinite(value)
     verdict = "measured"
     if expected is not None:

@@ -1,23 +1,16 @@
-"""Meta's original params.json in config.json's words (the sizing rule is that of Meta's own Llama model code)."""
+"""Meta's original params.json in config.json's words."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from llamactl.spec.config import COUNT, LAYERS, POSITIONS, VOCAB, Config
+from llamactl.spec.parts import ffn_width
 
 FACTOR = 8.0  # of Llama 3.1; params.json itself never says it
 # What use_scaled_rope stands for, in config.json's words: the constants of Meta's own code.
 SCALED = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}
-
-
-def ffn_width(dim: int, multiple_of: int, multiplier: float | None) -> int:
-    """2/3 of 4 x dim, times the multiplier, rounded up to a multiple: SwiGLU's three matrices at the size of two."""
-    width = int(2 * (4 * dim) / 3)
-    if multiplier is not None:
-        width = int(multiplier * width)
-    return multiple_of * ((width + multiple_of - 1) // multiple_of)
 
 
 def from_params(data: dict[str, Any], path: str, vocab_rows: int | None = None) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from llamactl import arch
-from llamactl.arch._meta import FACTOR, SCALED, ffn_width, from_params
+from llamactl.arch._meta import FACTOR, SCALED, from_params
 from llamactl.arch._nanogpt import EPSILON, from_model_args
 from llamactl.arch._out import NOTHING, cannot_say, check
 from llamactl.errors import InputRefused
 from llamactl.spec.changes import set_tie
 from llamactl.spec.model import Layer, Model
-from llamactl.spec.parts import MLP, Attention
+from llamactl.spec.parts import MLP, Attention, ffn_width
 from llamactl.spec.rope import Rope
 
 Notes = tuple[tuple[str, str], ...]

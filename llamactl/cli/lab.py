@@ -10,6 +10,7 @@ from llamactl.cli.options import Access, ForceOpt, Output, command, new_app
 from llamactl.errors import UsageError
 
 app = new_app()
+ACTIONS = ("list", "run")
 DEVICES = ("auto", "cuda", "cpu", "mps")
 
 
@@ -17,7 +18,20 @@ def complete_words(incomplete: str) -> list[str]:
     """list, run, all and the experiments; read from their files' text, never run."""
     from llamactl.lab import EVERY, cards
 
-    return [x for x in ("list", "run", EVERY, *(c.name for c in cards())) if x.startswith(incomplete.lower())]
+    return [x for x in (*ACTIONS, EVERY, *(c.name for c in cards())) if x.startswith(incomplete.lower())]
+
+
+def _meant(word: str, actions: tuple[str, ...] = ()) -> str:
+    """What may have been meant by a word in the wrong place, and works; the list where nothing is near."""
+    from difflib import get_close_matches
+
+    from llamactl.lab import EVERY, cards
+
+    known = {EVERY, *(c.name for c in cards())}
+    near = [word] if word in known else get_close_matches(word.lower(), [*actions, *sorted(known)], 1)
+    if not near:
+        return "try: llamactl lab list"
+    return f"did you mean {near[0]!r}?" if near[0] in actions else f"try: llamactl lab run {near[0]}"
 
 
 @command(app)
@@ -53,13 +67,11 @@ def lab(
     action, *names = words or ["list"]
     from llamactl.lab import cards, chosen
 
-    if action not in ("list", "run"):
-        known = {c.name for c in cards()}
-        raise UsageError("usage", f"{action!r} is neither list nor run", help="try: llamactl lab " + (
-            f"run {action}" if action in known else "list"))
+    if action not in ACTIONS:
+        raise UsageError("usage", f"{action!r} is neither list nor run", help=_meant(action, ACTIONS))
     if action == "list":
         if names:
-            raise UsageError("usage", f"list takes no name: {names[0]!r}", help=f"try: llamactl lab run {names[0]}")
+            raise UsageError("usage", f"list takes no name: {names[0]!r}", help=_meant(names[0]))
         from llamactl.analysis.experiment import LabList
         from llamactl.cli.show import show
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,12 @@ from llamactl.cli.progress import Words
 from llamactl.errors import NotAvailable, UsageError, printable
 
 if TYPE_CHECKING:
-    from llamactl.api import Loaded
     from llamactl.cli.runnable import Opened
     from llamactl.lab._setting import Checkpoint
+    from llamactl.source import Resolved
     from llamactl.spec.model import Model
 
+LEARNS = "blocks"  # the experiment that trains on the text
 TOKENS = 1024
 BYTES = 256
 Warnings = list[tuple[str, str]]
@@ -57,17 +59,17 @@ def run(asked: Asked, out: Output, reach: Access) -> int:
     if asked.report is not None:
         check_file(os.path.expanduser(asked.report), asked.force)
     need_torch("the lab")
-    text = None if asked.text is None else _text(asked.text)
-    said: Warnings = []
-    loaded: list[Loaded] = []
-    checkpoints: list[Checkpoint] = []
+    text = None if asked.text is None else _text(asked.text, learned=any(c.name == LEARNS for c in asked.cards))
     from llamactl.cli.runnable import open_model
+    from llamactl.lab._setting import named
 
-    for ref in asked.models:
-        opened = open_model(ref, reach)
-        said += opened.warnings
-        checkpoints.append(open_checkpoint(asked, opened, text, said))
-        loaded.append(Loaded(model=opened.model, source=opened.source))
+    opened = [open_model(ref, reach) for ref in asked.models]
+    said: Warnings = [w for x in opened for w in x.warnings]
+    loaded = [Loaded(model=x.model, source=x.source) for x in opened]
+    checkpoints: list[Checkpoint] = []
+    for x, id in zip(opened, apart([x.source for x in opened]), strict=True):
+        with named(id):
+            checkpoints.append(open_checkpoint(asked, x, text, said, id))
     with enough("run fewer experiments, or give smaller weights"), Words(out) as tell:
         report = _measured(asked, tuple(checkpoints), text, tell)
     if asked.report is not None:
@@ -82,10 +84,33 @@ def run(asked: Asked, out: Output, reach: Access) -> int:
     return 1
 
 
-def _text(file: str) -> str:
+def _text(file: str, learned: bool) -> str:
+    """The text of --text. learned: a network is trained on it, so it may not be too short."""
     from llamactl.cli.prompt import read_prompt
+    from llamactl.lab._training import check_text
 
-    return read_prompt(None, file, False)
+    text = read_prompt(None, file, False)
+    if learned:
+        check_text(text.encode(), "standard input" if file == "-" else file)
+    return text
+
+
+def apart(sources: Sequence[Resolved]) -> list[str]:
+    """A name for each: its id; of those that share one, as many folders of its path as tell them apart."""
+    out = [x.id for x in sources]
+    where = [_folders(x) for x in sources]
+    for n in range(2, 2 + max(map(len, where), default=0)):
+        twice = [i for i, id in enumerate(out) if out.count(id) > 1]
+        for i in twice:
+            out[i] = "/".join(where[i][-n:])
+    return out
+
+
+def _folders(x: Resolved) -> list[str]:
+    """The path that a local model was named by; of the Hub, its revision tells it apart."""
+    if x.source == "hub" or x.path is None:
+        return [f"{x.id}@{x.revision}" if x.revision else x.id]
+    return os.path.abspath(x.folder or x.path).split(os.sep)
 
 
 def _describe(name: str) -> Model:
@@ -117,8 +142,8 @@ def _measured(asked: Asked, checkpoints: tuple[Checkpoint, ...], text: str | Non
                      checkpoints=tuple(c.id for c in checkpoints), experiments=tuple(made))
 
 
-def open_checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnings) -> Checkpoint:
-    """The opened weights with the first tokens of a text. Adds to `said` where there is no tokenizer."""
+def open_checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnings, id: str) -> Checkpoint:
+    """The opened weights with the first tokens of a text, as `id`. Adds to `said` where there is no tokenizer."""
     from llamactl import tokens
     from llamactl.cli.running import place
     from llamactl.lab._setting import Checkpoint
@@ -126,7 +151,7 @@ def open_checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnin
     from llamactl.net.generate import check_ids, positions
     from llamactl.verify.probe import probe
 
-    model, id = opened.model, opened.source.id
+    model = opened.model
     build(model)  # refuses what the network does not run, before any experiment has begun
     most = min(x for x in (TOKENS, positions(model), model.context.usable) if x is not None)
     tokenizer: Any = None
@@ -145,7 +170,7 @@ def open_checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnin
     else:
         ids, read = tokenizer.encode(text)[:most], True
     if len(ids) < 2:
-        raise UsageError("text-too-short", f"{id}: the text has {len(ids)} tokens, and a loss takes two or more",
+        raise UsageError("text-too-short", f"the text has {len(ids)} tokens, and a loss takes two or more", path=id,
                          help="give a longer text with --text")
     check_ids(model, ids)
     return Checkpoint(id=id, model=model, source=opened.weights, ids=tuple(ids), read=read)

@@ -9,16 +9,28 @@ from dataclasses import dataclass, field
 
 import torch
 
+from llamactl.errors import LlamactlError
 from llamactl.net import kernels
 from llamactl.net.decoder import Decoder, Source, build
 from llamactl.spec.edits import apply
 from llamactl.spec.model import Model
-from llamactl.spec.parts import LearnedPositions
+from llamactl.spec.parts import LearnedPositions, SinusoidalPositions
 from llamactl.verify.ablate import Ablated, ablate
 
+ROPE, TABLE = "RoPE", "learned positions"
 NO_CHECKPOINT = "needs trained weights: --model CKPT"
 LOST = "its loss on this text is above that of a guess, ln(vocabulary): it cannot read these tokens"
 MADE_UP = "the tokens are made up, for want of a tokenizer: a loss on them says nothing of the weights"
+
+
+@contextmanager
+def named(id: str) -> Iterator[None]:
+    """Inside, an error that names no file is of this checkpoint: there may be several."""
+    try:
+        yield
+    except LlamactlError as e:
+        e.path = e.path or id
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +46,8 @@ class Checkpoint:
     def ablated(self, edits: Sequence[str] = (), shifts: Sequence[int] = (), tokens: int | None = None, *,
                 copies: bool = False) -> Ablated:
         """What `llamactl ablate` measures, on the first tokens of the text; on the CPU, in fp32."""
-        return ablate(self.model, self.source, list(self.ids[:tokens]), edits=edits, shifts=shifts, copies=copies)
+        with named(self.id):
+            return ablate(self.model, self.source, list(self.ids[:tokens]), edits=edits, shifts=shifts, copies=copies)
 
     def unread(self, loss: float) -> str | None:
         """Why its loss on these tokens says nothing; None where it does."""
@@ -44,15 +57,34 @@ class Checkpoint:
 
     def network(self, layers: int) -> Decoder:
         """The network of the first layers, in fp32 on the CPU."""
-        net = build(apply(self.model, f"n_layers={layers}"))
-        net.assign(self.source, dtype=torch.float32)
+        with named(self.id):
+            net = build(apply(self.model, f"n_layers={layers}"))
+            net.assign(self.source, dtype=torch.float32)
         return net
 
+    @property
+    def positions(self) -> str | None:
+        """ROPE or TABLE where positions enter by that alone; None where by another way, which `otherwise` says."""
+        table = self.model.positions
+        if not self._turns:
+            return TABLE if isinstance(table, LearnedPositions) else None
+        return ROPE if table is None else None
 
     @property
-    def learned(self) -> bool:
-        """Whether its positions are a trained table."""
-        return isinstance(self.model.positions, LearnedPositions)
+    def otherwise(self) -> str:
+        """Why what is said of RoPE and of learned positions is not said of it."""
+        table = self.model.positions
+        if self._turns:
+            return "it has RoPE and positions added at the input"
+        if isinstance(table, SinusoidalPositions):
+            return "its positions are fixed sinusoids, added at the input: neither RoPE nor learned"
+        if any(getattr(x.attn, "alibi", False) for x in self.model.layers):
+            return "positions enter its scores by distance: ALiBi"
+        return "no part of it tells positions: neither RoPE nor a table"
+
+    @property
+    def _turns(self) -> bool:
+        return any(x.attn is not None and x.attn.rope is not None for x in self.model.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +107,8 @@ class Setting:
 
     def lacking(self) -> tuple[str, ...]:
         """Kinds of trained weights that were not given, where positions are what is asked about."""
-        kinds = {c.learned for c in self.checkpoints}
-        return tuple(f"a checkpoint with {word}" for learned, word in ((False, "RoPE"), (True, "learned positions"))
-                     if learned not in kinds)
+        kinds = {c.positions for c in self.checkpoints}
+        return tuple(f"a checkpoint with {kind}" for kind in (ROPE, TABLE) if kind not in kinds)
 
     def draws(self) -> torch.Generator:
         """The random numbers of an experiment, from their beginning; made on the CPU, so that devices agree."""

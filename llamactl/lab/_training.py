@@ -6,7 +6,7 @@ shapes: B windows a step, T tokens a window. A text is its bytes: the vocabulary
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,10 +49,29 @@ class Recipe:
         return self.rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * share)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """(size, T + 1) windows of `rows`, one batch a step, each drawn when its step comes: the same ones at every pass.
+
+    state: of the random numbers before the first.
+    """
+
+    rows: Tensor
+    steps: int
+    size: int
+    state: Tensor
+
+    def __iter__(self) -> Iterator[Tensor]:
+        draws = torch.Generator()
+        draws.set_state(self.state)
+        for _ in range(self.steps):
+            yield self.rows[torch.randint(len(self.rows), (self.size,), generator=draws)]
+
+
 class Windows(NamedTuple):
     """(n, T + 1) ids: `batches` one a step, and the held-out ones."""
 
-    batches: list[Tensor]
+    batches: Iterable[Tensor]
     held: Tensor
 
 
@@ -66,15 +85,20 @@ class Learned(NamedTuple):
     held: Tensor
 
 
-def windows(text: bytes, recipe: Recipe, draws: torch.Generator) -> Windows:
-    """Windows drawn from the first nine tenths, and evenly spread ones of the last. Raises InputRefused text-short."""
+def check_text(text: bytes, path: str | None = None) -> None:
+    """Raise InputRefused text-short where there is too little to learn. path: of the text."""
     if len(text) < LEAST:
         raise InputRefused("text-short", f"{len(text):,} bytes, and a network learns nothing from under {LEAST:,}",
-                           help="give a longer text with --text")
+                           path=path, help="give a longer text with --text")
+
+
+def windows(text: bytes, recipe: Recipe, draws: torch.Generator) -> Windows:
+    """Windows drawn from the first nine tenths, and evenly spread ones of the last. Raises InputRefused text-short."""
+    check_text(text)
     ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     cut, long = len(ids) * 9 // 10, recipe.tokens + 1
     first, last = ids[:cut].unfold(0, long, 1), ids[cut:].unfold(0, long, 1)
-    batches = [first[torch.randint(len(first), (recipe.batch,), generator=draws)] for _ in range(recipe.steps)]
+    batches = Batches(rows=first, steps=recipe.steps, size=recipe.batch, state=draws.get_state())
     n = min(recipe.windows, (len(ids) - cut) // long)
     return Windows(batches, last[torch.linspace(0, len(last) - 1, n).long()])
 

@@ -161,9 +161,12 @@ def _learned(given: Setting) -> Claim:
 def _trained(c: Checkpoint) -> Iterator[Finding]:
     """The first layer of trained weights."""
     table, what = c.model.positions, "spread in the first layer: median"
+    if c.positions is None:
+        yield skipped(what, c.otherwise, of=c.id)
+        return
     attn = c.model.layers[0].attn
     if not isinstance(attn, Attention) or (attn.rope is None) == (table is None):
-        yield skipped(what, "its first layer has neither a learned table nor RoPE alone", of=c.id)
+        yield skipped(what, "its first layer turns no plain queries and keys", of=c.id)
         return
     rows = table.rows - table.offset if isinstance(table, LearnedPositions) else TABLE
     spread = _moved(c.network(1), rows)
@@ -203,7 +206,7 @@ def _grid(made: dict[tuple[int, torch.dtype], Rotated]) -> Grid:
     rows: list[tuple[Cell, ...]] = []
     for (dim, dtype), r in made.items():
         for offset in OFFSETS:
-            cells = [f"{float(x):.1e}" for most in (NEAR, max(SHIFTS)) for x in (
+            cells = [float(x) for most in (NEAR, max(SHIFTS)) for x in (
                 r.spread(offset, most).median(), r.spread(offset, most).max())]
             rows.append((dim, f"fp{torch.finfo(dtype).bits}", offset, *cells))
     columns = ("width", "dtype", "distance", f"median to {NEAR:,}", f"largest to {NEAR:,}",

@@ -35,41 +35,45 @@ TURN = 2 * math.pi
 
 def run(given: Setting) -> Outcome:
     """Unseen pairs under each scheme, Llama 3.1's 64 pairs, and ALiBi's slopes as its attention shows them."""
-    cases = [(MODEL, m) for m in METHODS] + [(LLAMA31, None), (LONG, None)]
+    own = [(name, None, given.describe(name).context.usable or TARGET) for name in (LLAMA31, LONG)]
+    cases = [*((MODEL, m, TARGET) for m in METHODS), *((name, None, TARGET) for name, _, _ in own), *own]
     findings, rows, otherwise = [], [], 0
-    for name, method in cases:
-        given.tell(f"rope-stretch: {method or 'as it is'}")
+    for name, method, target in cases:
+        given.tell(f"rope-stretch: {name}, {method or 'as it is'}, {target:,} positions")
         model = given.describe(name)
-        (read,) = rope(model, target=TARGET, method=method).rotations
+        (read,) = rope(model, target=target, method=method).rotations
         scheme = read.scheme if method is None and read.scheme != "default" else method or "none"
-        seen = _unseen(model, method)
-        findings.append(found(f"{scheme}: pairs that meet unseen angles at {TARGET:,}", sum(seen), of=name,
-                              unit=f"of {len(seen)} pairs", expected=read.unseen))
+        seen = _unseen(model, method, target)
+        findings.append(found(f"{scheme}: pairs with unseen angles at {target:,}", sum(seen), unit="pairs",
+                              of=f"{name}, {len(seen)} pairs", expected=read.unseen))
         otherwise += sum(p.unseen != x for p, x in zip(read.pairs, seen, strict=True))
-        rows.append((scheme, name, read.trained_context, read.untouched, read.blended, read.slowed, sum(seen),
+        rows.append((scheme, name, read.trained_context, target, read.untouched, read.blended, read.slowed, sum(seen),
                      _listed([j for j, x in enumerate(seen) if x])))
-    columns = ("scheme", "model", "trained positions", "untouched", "blended", "slowed", "unseen", "which pairs")
+    columns = ("scheme", "model", "trained positions", "positions", "untouched", "blended", "slowed", "unseen",
+               "which pairs")
     return Outcome(
-        claims=(Claim(claim="a pair that made no whole turn in training meets new angles past it, unless it is slowed",
-                      formula="positions x frequency > trained positions x trained frequency, where that is < 2 pi",
+        claims=(Claim(claim="a pair that made no whole turn in training meets new angles past it, unless it is slowed "
+                            "as much as the context grows",
+                      formula="positions x frequency > trained positions x trained frequency, where that is < 2 pi; "
+                              "claimed: what `llamactl rope` counts by it",
                       findings=(*findings, found("pairs judged otherwise than by arithmetic", otherwise,
                                                  of="all schemes", expected=0))),
                 Claim(claim="Llama 3.1 slows 29 of its 64 pairs by 8, leaves 29 and blends 6",
                       formula="by turns in 8,192 positions: under 1, over 4, between", findings=tuple(_llama31(given))),
                 Claim(claim="ALiBi has no angles: a penalty grows with the distance, at another rate in each head",
                       formula="slope_i = 2^(-8 i / n), score - slope_i x distance", findings=tuple(_alibi(given)))),
-        grids=(Grid(title=f"pairs at {TARGET:,} positions", columns=columns, rows=tuple(rows)), _penalties()))
+        grids=(Grid(title="pairs under each scheme", columns=columns, rows=tuple(rows)), _penalties()))
 
 
-def _unseen(model: Model, method: str | None) -> list[bool]:
-    """Of each pair, whether some angle up to TARGET is further from every trained one than trained ones stand apart."""
+def _unseen(model: Model, method: str | None, target: int) -> list[bool]:
+    """Of each pair, whether some angle up to `target` is further from all trained ones than those stand apart."""
     layer = model.layers[0].attn
     assert isinstance(layer, Attention)
     assert layer.rope is not None
     bare = replace(layer.rope, scaling=None)
     trained = model.context.trained or 0
-    now = layer.rope if method is None else restretch(layer.rope, method, trained, TARGET)
-    seen, asked = _angles(bare, model, trained), _angles(now, model, TARGET)
+    now = layer.rope if method is None else restretch(layer.rope, method, trained, target)
+    seen, asked = _angles(bare, model, trained), _angles(now, model, target)
     steps = [float(x) for x in seen[:, 1] - seen[:, 0]]  # the angle of one position: none is beyond a turn
     return [_far(s.sort().values, a) > step * (1 + 1e-6) for s, a, step in zip(seen, asked, steps, strict=True)]
 
@@ -111,7 +115,7 @@ def _llama31(given: Setting) -> Iterator[Finding]:
     ratio = bare / now
     for what, kind, expected in (("slowed by 8", (ratio - 8).abs() < 1e-6, 29), ("left alone", (ratio - 1).abs() < 1e-6,
                                  29), ("blended", ((ratio - 1).abs() >= 1e-6) & ((ratio - 8).abs() >= 1e-6), 6)):
-        yield found(what, int(kind.sum()), of=LLAMA31, unit=f"of {len(ratio)} pairs", expected=expected)
+        yield found(what, int(kind.sum()), of=f"{LLAMA31}, {len(ratio)} pairs", unit="pairs", expected=expected)
 
 
 def _alibi(given: Setting) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from llamactl.analysis.experiment import Claim, Finding, Grid, Outcome, found, s
 from llamactl.lab._setting import NO_CHECKPOINT, Checkpoint, Setting
 from llamactl.net.blocks import ACTIVATIONS
 from llamactl.spec.model import Model
-from llamactl.spec.parts import MLP
+from llamactl.spec.parts import MLP, ffn_width
 
 VALUES = ((2.0, 1.7616), (-2.0, -0.2384))
 DERIVED = (("smollm2-135m", 1), ("llama-7b", 256), ("llama-2-7b", 256), ("llama-13b", 256), ("llama-65b", 256))
@@ -28,7 +28,7 @@ def run(given: Setting) -> Outcome:
                       formula="Swish(x) = x / (1 + e^-x)", findings=tuple(_swish(given))),
                 Claim(claim="three matrices of width 8d/3 hold what two of 4d do; widths in use are that, rounded up",
                       formula="3 d f = 2 d (4 d), f = 8 d / 3, up to a multiple", findings=tuple(_widths(given))),
-                Claim(claim="trained weights miss their gate far more than the shape of its curve",
+                Claim(claim="trained weights miss their gate more than the shape of its curve",
                       formula="loss(edited) - loss, nats per token", findings=tuple(_costs(given)))),
         grids=(_grid(given),))
 
@@ -38,11 +38,6 @@ def _swish(given: Setting) -> Iterator[Finding]:
         at = torch.tensor([x], dtype=torch.float32, device=given.device)
         yield found(f"Swish({x:g})", float(ACTIVATIONS["silu"](at)), of="the network's activation, fp32",
                     expected=expected, tolerance=5e-5)
-
-
-def rounded(hidden: int, multiple: int) -> int:
-    """8 hidden / 3, rounded up to a multiple; as Meta's code has it, from the whole part."""
-    return -(-(8 * hidden // 3) // multiple) * multiple
 
 
 def _mlp(model: Model) -> MLP:
@@ -58,7 +53,7 @@ def _size(part: MLP) -> int:
 def _widths(given: Setting) -> Iterator[Finding]:
     for name, multiple in DERIVED:
         model = given.describe(name)
-        yield found(f"8d/3 up to a multiple of {multiple}", rounded(model.hidden, multiple),
+        yield found(f"8d/3 up to a multiple of {multiple}", ffn_width(model.hidden, multiple),
                     of=f"{name}: d {model.hidden:,}", expected=_mlp(model).ffn)
     model = given.describe("smollm2-135m")
     wide = _mlp(given.small("smollm2-135m", "gate=false", f"ffn={4 * model.hidden}"))

@@ -13,6 +13,14 @@ from llamactl.render.theme import pairs, table, text
 TONE = {"holds": "good", "differs": "bad", "measured": "soft", "skipped": "warn"}
 WORD = " class=\"word\""  # a cell that is not broken
 POINTS = 240  # of a curve; each is the mean of what stands there
+# A word is broken only where it is longer than a cell may be: a table too wide for its place is scrolled.
+CSS = """.scroll { overflow-x: auto; }
+.scroll th, .scroll td { overflow-wrap: break-word; max-width: 22rem; }
+.scroll tbody th { width: auto; }
+.scroll .wide tbody th { min-width: 7rem; border-bottom: 1px solid var(--line); }
+@media (min-width: 60rem) { main { max-width: 72rem; } }
+@media print { .scroll { overflow: visible; } }
+"""
 
 
 def page(r: LabReport) -> str:
@@ -20,8 +28,13 @@ def page(r: LabReport) -> str:
     body = [f"<header>\n<h1>llamactl lab: <span class=\"{TONE[r.verdict]}\">{text(r.verdict)}</span></h1>",
             "<p class=\"lead\">What is claimed, and what was measured here.</p>\n</header>"]
     body += [_experiment(e) for e in r.experiments]
-    body.append(f"<footer>\n{pairs(where(r))}\n</footer>")
-    return whole(f"llamactl lab: {r.verdict}", "\n".join(body))
+    body.append(f"<footer>\n{_scrolled('where it was measured', pairs(where(r)))}\n</footer>")
+    return whole(f"llamactl lab: {r.verdict}", "\n".join(body), css=CSS)
+
+
+def _scrolled(name: str, body: str) -> str:
+    """A table that is scrolled where it is wider than the page, by keys too."""
+    return f"<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{text(name)}\">\n{body}\n</div>"
 
 
 def _experiment(e: Experiment) -> str:
@@ -30,10 +43,10 @@ def _experiment(e: Experiment) -> str:
              f"<p class=\"{TONE[e.verdict]}\">{text(counted(e))}</p>"]
     parts += [_claim(c) for c in e.claims]
     parts += [_chart(f"{e.name}: {c.title}", c) for c in e.charts]
-    parts += [_folded(g.title, table(g.columns, cells(g))) for g in e.grids]
+    parts += [_folded(g.title, _scrolled(g.title, table(g.columns, cells(g)))) for g in e.grids]
     parts += [_passage(p) for p in e.passages]
     if said := notes(e):
-        parts.append(_folded("Notes", pairs(said)))
+        parts.append(_folded("Notes", _scrolled("notes", pairs(said))))
     return "\n".join([*parts, "</section>"])
 
 
@@ -41,38 +54,43 @@ def _claim(c: Claim) -> str:
     """The table of findings, each verdict in its colour."""
     top = "".join(f"<th scope=\"col\"{WORD * (x in HEAD[-2:])}>{text(x)}</th>" for x in HEAD)
     rows = "\n".join(_row(row(f)) for f in c.findings)
+    body = f"<table class=\"wide\">\n<thead><tr>{top}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>"
     return (f"<div class=\"card\">\n<h3>{text(c.claim)}</h3>\n<p><code>{text(c.formula)}</code></p>\n"
-            f"<table class=\"wide\">\n<thead><tr>{top}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>")
+            f"{_scrolled(c.claim, body)}\n</div>")
 
 
 def _row(said: Sequence[str]) -> str:
-    first, *middle, verdict = said
+    first, *middle, claim, verdict = said
     inner = "".join(f"<td>{text(x)}</td>" for x in middle)
-    last = f"<td class=\"{TONE[verdict]} word\">{text(verdict)}</td>"
+    last = f"<td class=\"word\">{text(claim)}</td><td class=\"{TONE[verdict]} word\">{text(verdict)}</td>"
     return f"<tr><th scope=\"row\">{text(first)}</th>{inner}{last}</tr>"
 
 
 def _chart(name: str, c: Chart) -> str:
     """The curves, and behind a fold their numbers."""
-    drawn, ends = [], []
+    drawn, ends, spans, means = [], [], list[str](), False
     for line in c.lines:
-        at, values = thinned(line.at, line.values)
-        drawn.append((line.name, at, values))
+        stretches, values = thinned(line.at, line.values)
+        drawn.append((line.name, [b for _, b in stretches], values))
+        spans = spans or [f"{a:,}" if a == b else f"{a:,}-{b:,}" for a, b in stretches]
+        means = means or len(values) < len(line.values)
         ends.append(f"{line.name} {number(line.values[0])} to {number(line.values[-1])}" if line.values else line.name)
     said = f"{c.title}, {c.up}: {'; '.join(ends)}"
-    rows = [(number(at), *(number(x) for x in values)) for at, *values in zip(
-        drawn[0][1], *(v for _, _, v in drawn), strict=False)] if drawn else []
-    head = (c.across, *(n for n, _, _ in drawn))
-    return (f"<figure>\n{lines(name, said, drawn, across=c.across)}\n<figcaption>{text(c.title)}, {text(c.up)}"
-            f"</figcaption>\n</figure>\n{_folded('The numbers', table(head, rows))}")
+    rows = [(span, *(number(x) for x in values)) for span, *values in zip(
+        spans, *(v for _, _, v in drawn), strict=False)]
+    numbers = table((c.across, *(n for n, _, _ in drawn)), rows)
+    caption = f"{c.title}, {c.up}" + (f"; means over each of {len(spans)} stretches, drawn at its end" if means else "")
+    fold = "The numbers: means over each stretch" if means else "The numbers"
+    return (f"<figure>\n{lines(name, said, drawn, across=c.across)}\n<figcaption>{text(caption)}"
+            f"</figcaption>\n</figure>\n{_folded(fold, _scrolled(f'{c.title}: the numbers', numbers))}")
 
 
-def thinned(at: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
-    """Up to POINTS points: where each stretch ends, and the mean over it."""
+def thinned(at: Sequence[int], values: Sequence[float]) -> tuple[list[tuple[int, int]], list[float]]:
+    """Up to POINTS stretches: the first and last number of each, and the mean over it."""
     n = min(POINTS, len(values))
     edges = [round(k * len(values) / n) for k in range(n + 1)] if n else [0]
     stretches = list(zip(edges, edges[1:], strict=False))
-    return [at[b - 1] for _, b in stretches], [sum(values[a:b]) / (b - a) for a, b in stretches]
+    return [(at[a], at[b - 1]) for a, b in stretches], [sum(values[a:b]) / (b - a) for a, b in stretches]
 
 
 def _passage(p: Passage) -> str:

@@ -84,7 +84,8 @@ def lines(name: str, said: str, curves: Sequence[tuple[str, Sequence[int], Seque
     """
     known = [y for _, _, values in curves for y in values if finite(y) is not None]
     at = [x for _, numbers, _ in curves for x in numbers]
-    low, high, first, last = min(known, default=0.0), max(known, default=1.0), min(at, default=0), max(at, default=1)
+    levels = _round(min(known, default=0.0), max(known, default=1.0))
+    low, high, first, last = levels[0], levels[-1], min(at, default=0), max(at, default=1)
     ground, wide = HEIGHT - _BOTTOM, WIDTH - _LEFT - _RIGHT
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -92,8 +93,7 @@ def lines(name: str, said: str, curves: Sequence[tuple[str, Sequence[int], Seque
         return _LEFT + wide * (x - first) / max(1, last - first), ground - up * (ground - _TOP)
 
     parts = []
-    for k in range(_TICKS):
-        level = low + (high - low) * k / (_TICKS - 1)
+    for level in levels:
         _, y = place(first, level)
         parts.append(f"<line class=\"axis\" x1=\"{_LEFT}\" y1=\"{y:.1f}\" x2=\"{WIDTH - _RIGHT}\" y2=\"{y:.1f}\"/>"
                      f"<text x=\"{_LEFT - 6}\" y=\"{y + 4:.1f}\" text-anchor=\"end\">{text(number(level))}</text>")
@@ -103,8 +103,17 @@ def lines(name: str, said: str, curves: Sequence[tuple[str, Sequence[int], Seque
         parts.append(f"<polyline class=\"{kind}\" points=\"{' '.join(f'{x:.1f},{y:.1f}' for x, y in points)}\"/>"
                      f"<line class=\"{kind}\" x1=\"{WIDTH - 120}\" y1=\"{top - 4}\" x2=\"{WIDTH - 92}\" "
                      f"y2=\"{top - 4}\"/><text x=\"{WIDTH - 86}\" y=\"{top}\">{text(label)}</text>")
-    marks = sorted({round(first + (last - first) * k / (_TICKS - 1)) for k in range(_TICKS)})
+    marks = sorted({round(x) for x in _round(first, last) if x == round(x) and first <= x <= last} or {first})
     return _svg(name, said, parts, [(place(x, low)[0], x) for x in marks], across)
+
+
+def _round(low: float, high: float) -> list[float]:
+    """Round values from no more than `low` to no less than `high`, 1, 2 or 5 times a power of ten apart."""
+    wide = (high - low) / (_TICKS - 1) or abs(low) or 1.0
+    power = 10.0 ** math.floor(math.log10(wide))
+    step = next(x * power for x in (1, 2, 5, 10) if x * power >= wide * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [float(f"{k * step:.12g}") for k in range(first, max(last, first + 1) + 1)]
 
 
 def _level(scale: _Scale, level: float | None) -> list[str]:

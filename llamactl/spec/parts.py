@@ -233,6 +233,17 @@ class MLP:
         return tuple(out)
 
 
+def ffn_width(dim: int, multiple_of: int, multiplier: float | None = None) -> int:
+    """2/3 of 4 x dim, times the multiplier, rounded up to a multiple: SwiGLU's three matrices at the size of two.
+
+    As Meta's own Llama code has it, from the whole part.
+    """
+    width = int(2 * (4 * dim) / 3)
+    if multiplier is not None:
+        width = int(multiplier * width)
+    return multiple_of * ((width + multiple_of - 1) // multiple_of)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoE:
     """Mixture of experts: a router picks top_k of n_experts for each token; `shared` runs for every token.

@@ -18,7 +18,7 @@ from llamactl import arch
 from llamactl.arch import _out
 from llamactl.arch._gguf import config_of_gguf, describe_gguf
 from llamactl.arch._ggufrope import stretched
-from llamactl.arch._meta import ffn_width, from_params
+from llamactl.arch._meta import from_params
 from llamactl.arch._nanogpt import from_model_args
 from llamactl.arch._out import changed_config, hf_class, hf_config, hf_model
 from llamactl.arch._outmeta import meta_params, nanogpt_args
@@ -27,7 +27,7 @@ from llamactl.errors import InputRefused, LlamactlError, UsageError
 from llamactl.spec import changes
 from llamactl.spec.frequencies import frequencies, plain
 from llamactl.spec.model import Model
-from llamactl.spec.parts import Attention
+from llamactl.spec.parts import Attention, ffn_width
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 GOLDENS = sorted(p.name for p in GOLDEN.iterdir() if (p / "config.json").exists())

@@ -42,6 +42,9 @@ def test_the_list(cli: Any) -> None:
 @pytest.mark.parametrize(("args", "said"), [
     (("run",), "try: llamactl lab list"), (("run", "swigul"), "did you mean 'swiglu'?"),
     (("swiglu",), "lab run swiglu"), (("rnu",), "neither list nor run"), (("list", "gqa"), "lab run gqa"),
+    (("list", "foo"), "help: try: llamactl lab list\n"), (("list", "Swigul"), "help: try: llamactl lab run swiglu\n"),
+    (("runn", "swiglu"), "help: did you mean 'run'?\n"), (("List",), "help: did you mean 'list'?\n"),
+    (("all",), "help: try: llamactl lab run all\n"), (("zzz",), "help: try: llamactl lab list\n"),
     (("run", "gqa", "--device", "gpu"), "--device"), (("run", "gqa", "--report", "x.txt"), ".html"),
     (("run", "gqa", "--steps", "0"), "--steps"),
     (("run", "gqa", "--seed", "-1"), "--seed"), (("run", "rope", "--json"), "did you mean"),
@@ -149,15 +152,23 @@ def test_losses_are_the_same_bits_from_run_to_run(cli: Any) -> None:
     assert a["charts"] != c["charts"]
 
 
+def test_plain_is_ascii_whatever_a_network_writes(cli: Any) -> None:
+    got = cli("lab", "run", "blocks", "--steps", "1")  # after one step: any byte
+    assert got.code == 0
+    assert got.out.isascii()
+
+
 def test_another_text(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("The quick brown fox jumps over the lazy dog. " * 500)
     got = cli("lab", "run", "blocks", "--steps", "1", "--text", "t.txt", "--json")
     (e,) = got.json()["result"]["experiments"]
     assert any(f["of"].startswith("t.txt, last tenth") for c in e["claims"] for f in c["findings"])
     (tmp_path / "short.txt").write_text("short")
-    short = cli("lab", "run", "blocks", "--text", "short.txt")
+    # before anything is opened or run
+    short = cli("lab", "run", "swiglu", "blocks", "--model", "none", "--text", "short.txt")
     assert (short.code, short.out) == (3, "")
-    assert short.err.startswith("error[text-short]: 5 bytes")
+    assert short.err.startswith("error[text-short]: short.txt: 5 bytes")
+    assert cli("lab", "run", "swiglu", "--text", "short.txt").code == 0  # which learns nothing of it
     assert cli("lab", "run", "blocks", "--text", "none.txt").code == 4
 
 
@@ -260,7 +271,45 @@ def test_a_model_that_the_network_does_not_run_is_refused_at_once(cli: Any, fold
     path = folder((golden / "config.json").read_bytes(), tensors={k: ("F32", t["shape"]) for k, t in header.items()})
     got = cli("lab", "run", "all", "--model", path)
     assert (got.code, got.out) == (3, "")
-    assert got.err.startswith("error[not-runnable]: the network does not compute ")
+    assert got.err.startswith("error[not-runnable]: model: the network does not compute ")
+
+
+def test_an_error_says_which_checkpoint_it_is_of(cli: Any, folder: Any, tiny: Any, trained: Path, text: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    path: Path = folder(name="broken")
+    save_file({k: torch.full(shape, float("nan")) for k, (_, shape) in tiny.tensors(tiny.config).items()},
+              path / "model.safetensors", {"format": "pt"})
+    for name in ("norm", "gqa", "shift"):
+        got = cli("lab", "run", name, "--model", trained, "--model", path, "--text", text)
+        assert (got.code, got.out) == (3, "")
+        assert "error[not-finite]: broken: " in got.err
+    (trained.parent / "empty.txt").write_text("")
+    got = cli("lab", "run", "gqa", "--model", trained, "--text", "empty.txt")
+    assert got.err.startswith("error[text-too-short]: trained: the text has ")
+
+
+def test_checkpoints_of_one_name_are_told_apart(cli: Any, trained: Path, text: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(trained, tmp_path / name / "glass")
+    args = ("lab", "run", "gqa", "--text", text, "--json", "--model", tmp_path / "a" / "glass")
+    got = cli(*args, "--model", "b/glass", "--model", trained)
+    assert got.json()["result"]["checkpoints"] == ["a/glass", "b/glass", "trained"]
+    assert {"a/glass", "b/glass"} <= {f["of"] for f in findings(got)}
+    assert cli(*args).json()["result"]["checkpoints"] == ["glass"]
+
+
+@pytest.mark.parametrize(("paths", "names"), [
+    (("/x/a/g", "/y/a/g", "/b/g"), ["x/a/g", "y/a/g", "b/g"]), (("/x/g", "/y/h"), ["g", "h"]), ((), []),
+])
+def test_as_many_folders_as_tell_them_apart(paths: tuple[str, ...], names: list[str]) -> None:
+    from llamactl.cli.labbing import apart
+    from llamactl.source import Resolved
+
+    assert apart([Resolved(source="local", id=p.rpartition("/")[2], path=p) for p in paths]) == names
+    hub = [Resolved(source="hub", id="a/b", path="/cache/x", revision=r) for r in ("main", "old")]
+    assert apart(hub) == ["a/b@main", "a/b@old"]
 
 
 def test_without_torch_it_is_one_line(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_no_other_width_comes_nearer(pair: tuple[Model, Model]) -> None:
 
 def test_two_runs_give_the_same_losses_to_the_last_bit(pair: tuple[Model, Model], data: Windows) -> None:
     for model in pair:
-        few = Windows(data.batches[:4], data.held)
+        few = Windows(list(islice(data.batches, 4)), data.held)
         a, b, c = (learn(model, RECIPE, few, draws(seed), CPU) for seed in (0, 0, 1))
         assert a.losses == b.losses
         assert torch.equal(a.held, b.held)
@@ -107,7 +108,7 @@ def test_every_parameter_is_trained(pair: tuple[Model, Model], data: Windows) ->
     from llamactl.lab._drawn import Drawn
 
     for model in pair:
-        made = learn(model, RECIPE, Windows(data.batches[:2], data.held[:1]), draws(), CPU)
+        made = learn(model, RECIPE, Windows(list(islice(data.batches, 2)), data.held[:1]), draws(), CPU)
         start = Drawn(model, draws())
         same = [n for n, p in made.net.named_parameters() if torch.equal(p, start.tensor(n))]
         assert same == []
@@ -179,6 +180,30 @@ def test_one_text_is_traced_through_both(done: Callable[..., Experiment]) -> Non
     assert (rows["block 0: mlp.up"][1], rows["block 0: mlp.up"][4]) == ("48 x 512", "48 x 386")
     assert rows["after block 3"][2] == pytest.approx(1, abs=0.05)  # after a norm whose weights are nearly 1
     assert rows["after block 3"][5] > 1.2 * rows["after block 0"][5]
+    last = lab.excerpt()[len(lab.excerpt()) * 9 // 10 :][:48].decode()
+    assert grid.title == f"48 bytes of the held-out text, stage by stage: \"{last.encode('unicode_escape').decode()}\""
+
+
+def test_the_stream_grows_before_the_first_step_already(done: Callable[..., Experiment], pick: Any, setting: Any
+                                                        ) -> None:
+    e = done("blocks")
+    old, new = (pick(e, f"{n}: that before the first step") for n in ("2017", "2024"))
+    assert (old.verdict, new.verdict) == ("measured", "measured")
+    assert old.value < 1.2 < 1.5 < new.value
+    after = pick(e, "2024: stream after the last block")
+    assert after.note == "there from the start: before the first step it has grown so already"
+    assert after.value != new.value
+    assert pick(e, "2017: stream after the last block").note is None
+
+
+def test_what_is_no_character_is_told_by_escapes(done: Callable[..., Experiment]) -> None:
+    """A text of every byte: networks write them, and the traced bytes are some of them."""
+    e = done("blocks", text="\u00e9\u4e2d\u202e".encode() * 3_000, steps=1)
+    assert all(p.text.isascii() for p in e.passages)
+    grid = next(g for g in e.grids if "stage by stage" in g.title)
+    assert grid.title.isascii()
+    assert "\\xe4\\xb8\\xad" in grid.title
+    assert blocks._said(b"a\n\xff\xe2\x80") == "a\n\\xff\\xe2\\x80"
 
 
 def test_a_text_that_is_too_short_is_refused(done: Callable[..., Experiment]) -> None:
@@ -194,6 +219,24 @@ def test_held_out_text_is_never_trained_on() -> None:
     assert all(int(b.max()) == ord("a") for b in got.batches)
     assert int(got.held.min()) == ord("b")
     assert got.held.shape == (4, 17)
+
+
+def test_a_batch_is_drawn_when_its_step_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is what all of them drawn at once would be, at every pass."""
+    text, recipe = lab.excerpt(), Recipe(steps=5, batch=4, tokens=16)
+    ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()[: len(text) * 9 // 10].unfold(0, 17, 1)
+    same = draws()
+    at_once = [ids[torch.randint(len(ids), (4,), generator=same)] for _ in range(5)]
+    got = windows(text, recipe, draws()).batches
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(got, at_once, strict=True))
+    drawn = []
+    right = torch.randint
+    monkeypatch.setattr(torch, "randint", lambda *a, **k: drawn.append(1) or right(*a, **k))
+    long = windows(text, Recipe(steps=1_000, batch=4, tokens=16), draws()).batches
+    assert drawn == []
+    assert torch.equal(next(iter(long)), at_once[0])
+    assert drawn == [1]
 
 
 def test_a_loss_that_is_no_number_ends_it(pair: tuple[Model, Model], data: Windows, monkeypatch: pytest.MonkeyPatch

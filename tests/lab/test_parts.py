@@ -13,6 +13,23 @@ from llamactl.lab import gqa, norm, shift, swiglu
 from llamactl.net.blocks import RowNorm
 from llamactl.net.cache import Cache
 
+
+@pytest.fixture
+def drawn(setting: Any) -> Callable[..., Any]:
+    """drawn(kind): a small checkpoint of drawn weights whose positions are of that kind."""
+    from llamactl.lab._drawn import Drawn
+    from llamactl.lab._setting import Checkpoint
+
+    def make(kind: str) -> Checkpoint:
+        given = setting()
+        model = given.small("gpt2", "n_layers=2", "n_heads=2", "head_dim=16", "hidden=32", "vocab=256",
+                            f"positions={kind}")
+        ids = torch.randint(256, (24,), generator=given.draws()).tolist()
+        return Checkpoint(id=kind, model=model, source=Drawn(model, given.draws()), ids=tuple(ids), read=False)
+
+    return make
+
+
 # --- norm
 
 
@@ -45,6 +62,35 @@ def test_every_form_is_timed_on_one_thread(done: Callable[..., Experiment], pick
         same = pick(e, f"{kind}: fused less written out", "512 x 4,096")
         assert same.value < 1e-5
     assert e.verdict == "holds"
+
+
+def test_nothing_is_claimed_of_times_and_what_is_slower_is_said(done: Callable[..., Experiment]) -> None:
+    claim = done("norm").claims[-1]
+    assert claim.claim.startswith("what the kernels take here")
+    assert {f.verdict for f in claim.findings if f.unit} == {"measured"}
+    took = {"RMSNorm, fused": 4.0, "RMSNorm, written out": 2.0, "LayerNorm, fused": 1.0, "LayerNorm, written out": 4.0}
+    by = {f.what: (f.value, f.note) for f in norm._ratios(took, "x", "cpu")}
+    assert by == {"RMSNorm / LayerNorm, fused": (4.0, norm.STEPPED), "RMSNorm / LayerNorm, written out": (0.5, None),
+                  "RMSNorm: fused / written out": (2.0, "the fused one takes longer here"),
+                  "LayerNorm: fused / written out": (0.25, None)}
+    assert {w for w in by if any(f.what == w for f in claim.findings)} == set(by)
+    (gpu, *_) = norm._ratios(took, "x", "cuda")
+    assert gpu.note == "RMSNorm takes longer here"
+
+
+def test_limits_of_ours_are_called_so_and_the_largest_row_is_told(done: Callable[..., Experiment], pick: Any,
+                                                                  drawn: Any) -> None:
+    c = drawn("learned")
+    e = done("norm", checkpoints=(c,))
+    middle, norm_, row = (pick(e, f"|mean| / RMS: the {w}", c.id) for w in (
+        "median norm", "norm with the largest median", "largest single row"))
+    assert middle.note == "limit of ours: the median of random rows of that width; on made-up tokens"
+    assert "limit of ours: twice the median of random rows of that width" in norm_.note
+    assert norm_.expected == 2 * middle.expected
+    read = c.ablated().norms
+    assert (row.value, row.verdict) == (max(x.worst for x in read.norms), "measured")
+    assert row.value > norm_.value >= middle.value
+    assert row.note.startswith("read by layers.") or row.note.startswith("read by norm")
 
 
 def test_threads_are_timed_apart_and_left_as_they_were(setting: Any) -> None:
@@ -97,6 +143,20 @@ def test_another_activation_or_rounding_is_seen(done: Callable[..., Experiment],
     e = done("swiglu", seed=1)
     assert [pick(e, w).verdict for w in ("Swish(2)", "Swish(-2)", "8d/3")] == ["differs"] * 3
     assert pick(e, "8d/3").value == 10_922
+
+
+def test_widths_are_derived_as_params_json_derives_them(done: Callable[..., Experiment],
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    from llamactl.arch import _meta
+
+    assert swiglu.ffn_width is _meta.ffn_width
+    monkeypatch.setattr(swiglu, "ffn_width", lambda dim, multiple: 7)
+    assert [f.value for f in done("swiglu", seed=1).claims[1].findings][:-1] == [7] * len(swiglu.DERIVED)
+
+
+def test_no_more_is_said_of_the_gate_than_is_judged(done: Callable[..., Experiment]) -> None:
+    claim = done("swiglu").claims[-1].claim  # judged by a ratio of 1
+    assert claim == "trained weights miss their gate more than the shape of its curve"
 
 
 # --- gqa
@@ -173,7 +233,10 @@ def test_rope_does_not_care_where_a_text_stands_and_a_table_does(done: Callable[
         assert 0 < logit.value < 4e-3
         assert (loss.verdict, logit.verdict) == ("holds", "holds")
         assert pick(e, f"{by} further on: largest change", table).value > 1
-        assert abs(pick(e, f"{by} further on: change of the loss", table).value) > 1e-3
+    of_table = [f for c in e.claims for f in c.findings if f.of.startswith(table)]
+    assert [f.what.split()[0] for f in of_table] == ["500", "5,000"]  # as asked, not by what they change
+    assert all(f.unit != "nats per token" and f.verdict == "holds" for f in of_table)  # drawn weights cannot read
+    assert "the logits move" in e.claims[1].claim
     assert [f.verdict for c in e.claims for f in c.findings if f.of.startswith("a checkpoint")] == ["skipped"] * 2
     assert e.verdict == "holds"
 
@@ -195,3 +258,37 @@ def test_a_shift_that_moves_something_is_seen(done: Callable[..., Experiment], p
     same = done("shift", seed=2)
     assert pick(same, "500 further on: largest change", "drawn weights, gpt2").verdict == "differs"
     assert shift.MOVED > 2 * shift.LOGITS
+
+
+@pytest.mark.parametrize(("kind", "why"), [
+    ("alibi", "positions enter its scores by distance: ALiBi"),
+    ("sinusoidal", "its positions are fixed sinusoids, added at the input: neither RoPE nor learned"),
+    ("none", "no part of it tells positions: neither RoPE nor a table"),
+])
+@pytest.mark.parametrize("name", ["shift", "rope-identity"])
+def test_positions_of_another_kind_are_neither_rope_nor_learned(
+        done: Callable[..., Experiment], drawn: Any, name: str, kind: str, why: str) -> None:
+    e = done(name, checkpoints=(drawn(kind),))
+    all_ = [f for c in e.claims for f in c.findings]
+    assert [(f.verdict, f.note) for f in all_ if f.of.startswith(kind)] == [("skipped", why)]
+    assert [f.of for f in all_ if f.of.startswith("a checkpoint")] == ["a checkpoint with RoPE",
+                                                                       "a checkpoint with learned positions"]
+
+
+def test_a_checkpoint_stands_under_its_own_kind_of_positions(done: Callable[..., Experiment], drawn: Any) -> None:
+    both = drawn("rope"), drawn("learned")
+    assert [c.positions for c in both] == ["RoPE", "learned positions"]
+    e = done("shift", checkpoints=both)
+    under = [[f for f in c.findings if f.of.startswith(("rope", "learned"))] for c in e.claims]
+    assert [{f.of.split(",")[0] for f in x} for x in under] == [{"rope"}, {"learned"}]
+    assert not any(f.verdict == "skipped" and f.of.startswith("a checkpoint") for c in e.claims for f in c.findings)
+    assert [f.what for f in under[1] if f.unit] == []  # made-up tokens: no word on the loss
+
+
+def test_what_a_table_does_to_the_loss_is_measured_where_the_text_is_read(setting: Any) -> None:
+    from llamactl.analysis.ablation import Ablation
+
+    row = Ablation(edit="shift=500", change=0.25, standard_error=0.05, max_abs_dlogit=3.0)
+    loss, logit = shift._row(row, "x", True, True)
+    assert (loss.value, loss.verdict, loss.note) == (0.25, "measured", "standard error 0.05")
+    assert (logit.value, logit.verdict) == (3.0, "holds")

@@ -29,7 +29,8 @@ def checkpoint(path: Path, bytes_: bool = False) -> Any:
 
     asked = Asked(cards=(), models=(), text=None, bytes=bytes_, seed=0, steps=None, device="cpu", threads=None,
                   report=None, force=False)
-    return open_checkpoint(asked, open_model(str(path), Access(offline=True, hub=False)), None, [])
+    opened = open_model(str(path), Access(offline=True, hub=False))
+    return open_checkpoint(asked, opened, None, [], opened.source.id)
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +56,13 @@ def gpt2() -> Any:
 
 def test_smollm2_norm_inputs_have_little_mean(done: Callable[..., Experiment], pick: Any, smollm2: Any) -> None:
     e = done("norm", checkpoints=(smollm2,))
-    median, worst = (pick(e, f"|mean| / RMS: the {w} norm", smollm2.id) for w in ("median", "worst"))
+    median, worst, row = (pick(e, f"|mean| / RMS: the {w}", smollm2.id) for w in (
+        "median norm", "norm with the largest median", "largest single row"))
     assert 0.015 < median.value < 0.025  # about 2%
     assert 0.03 < worst.value < 0.05  # 3 to 5%
     assert median.verdict == worst.verdict == "holds"
     assert median.expected == pytest.approx(0.6745 / math.sqrt(576))
+    assert worst.value < row.value < 1
 
 
 def test_smollm2_without_its_gate(done: Callable[..., Experiment], pick: Any, smollm2: Any) -> None:

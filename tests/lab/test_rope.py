@@ -65,6 +65,10 @@ def test_the_numbers_beside_each_other(done: Callable[..., Experiment]) -> None:
     (grid,) = done("rope-identity").grids
     assert len(grid.rows) == 2 * 2 * 5
     assert {r[2] for r in grid.rows} == {0, 1, 7, 63, 200}
+    for row in grid.rows:
+        near, most, further, mostly = row[3:]
+        assert 0 < near < most <= mostly  # numbers, which the text rounds
+        assert near <= further <= mostly
     assert rope_identity.SHIFTS[-1] == 100_000
 
 
@@ -88,20 +92,33 @@ def test_a_rotation_by_the_wrong_angle_is_seen(done: Callable[..., Experiment], 
 
 def test_unseen_pairs_under_every_scheme(done: Callable[..., Experiment], pick: Any) -> None:
     e = done("rope-stretch")
-    found = {(w, of): pick(e, f"{w}: pairs that meet unseen angles", of).value for w, of in (
+    found = {(w, of): pick(e, f"{w}: pairs with unseen angles at 32,768", of).value for w, of in (
         *((w, "llama-3-8b") for w in ("none", "linear", "ntk", "yarn", "llama3")), ("llama3", "llama-3.1-8b"),
         ("longrope", "phi-3-mini-128k"))}
     assert list(found.values()) == [29, 0, 28, 0, 0, 0, 0]
     assert pick(e, "pairs judged otherwise").value == 0
-    grid = next(g for g in e.grids if g.title.startswith("pairs at 32,768"))
-    assert {r[0]: r[-1] for r in grid.rows} == {"none": "35-63", "ntk": "35-62", **dict.fromkeys(
+    grid = next(g for g in e.grids if g.title == "pairs under each scheme")
+    assert {r[0]: r[-1] for r in grid.rows if r[3] == 32_768} == {"none": "35-63", "ntk": "35-62", **dict.fromkeys(
         ("linear", "yarn", "llama3", "longrope"), "none")}
     assert e.verdict == "holds"
+    assert "`llamactl rope`" in e.claims[0].formula  # who claims it
+
+
+def test_llama_31_meets_unseen_angles_at_its_own_length(done: Callable[..., Experiment], pick: Any) -> None:
+    """It slows by 8 what its context has grown by 16."""
+    e = done("rope-stretch")
+    own = pick(e, "llama3: pairs with unseen angles at 131,072")
+    assert (own.value, own.unit, own.of, own.verdict) == (29, "pairs", "llama-3.1-8b, 64 pairs", "holds")
+    assert pick(e, "longrope: pairs with unseen angles at 131,072").of == "phi-3-mini-128k, 48 pairs"
+    grid = next(g for g in e.grids if g.title == "pairs under each scheme")
+    assert [r[-1] for r in grid.rows if r[0] == "llama3" and r[3] == 131_072] == ["35-63"]
 
 
 def test_llama_31_slows_29_of_64_pairs(done: Callable[..., Experiment], pick: Any) -> None:
     e = done("rope-stretch")
-    assert [pick(e, w).value for w in ("slowed by 8", "left alone", "blended")] == [29, 29, 6]
+    three = [pick(e, w) for w in ("slowed by 8", "left alone", "blended")]
+    assert [f.value for f in three] == [29, 29, 6]
+    assert {(f.unit, f.of) for f in three} == {("pairs", "llama-3.1-8b, 64 pairs")}
 
 
 def test_alibi_slopes_and_penalties(done: Callable[..., Experiment], pick: Any) -> None:
@@ -125,7 +142,7 @@ def test_a_table_that_turns_otherwise_is_seen(done: Callable[..., Experiment], p
 
     monkeypatch.setattr(rope_stretch, "RopeTable", other)
     e = done("rope-stretch", seed=5)
-    assert pick(e, "none: pairs that meet").verdict == "differs"
+    assert pick(e, "none: pairs with unseen angles").verdict == "differs"
     assert pick(e, "pairs judged otherwise").verdict == "differs"
 
 

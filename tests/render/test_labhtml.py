@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -77,6 +81,53 @@ def test_a_page_is_whole_and_nothing_in_it_runs(report: LabReport) -> None:
     assert "next" in source
 
 
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser, where there is one."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
+    if path is None:
+        pytest.skip("no Chromium here")
+    with playwright.sync_playwright() as p:
+        try:
+            browser = p.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        except playwright.Error as e:
+            pytest.skip(f"Chromium does not start here: {e.message.splitlines()[0]}")
+        yield browser
+        browser.close()
+
+
+# Words of the tables' cells that stand on more than one line; hyphens may part.
+BROKEN = """() => { const out = []; document.querySelectorAll("th, td").forEach(cell => {
+  const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) for (const m of walk.currentNode.data.matchAll(/[\\w,.]+/g)) {
+    const r = document.createRange();
+    r.setStart(walk.currentNode, m.index); r.setEnd(walk.currentNode, m.index + m[0].length);
+    if (r.getClientRects().length > 1) out.push(m[0]);
+  } }); return out; }"""
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_word_of_a_table_is_broken_and_no_page_is_too_wide(chromium: Any, report: LabReport, width: int) -> None:
+    far = "w" * 300
+    findings = (found("500 further on: largest change of a logit", 123_456.7, unit="nats per token",
+                      of="smollm2-135m-instruct, 1,024 tokens", spread=[99_123.4, 234_567.8], expected=1e5,
+                      relation=">=", note=f"in layers.0.attn_post_norm; {far}"),)
+    (e,) = report.experiments
+    wide = Grid(title="g", columns=tuple(f"parameters{n}" for n in range(9)), rows=((1_234_567_890,) * 9,))
+    shown = replace(report, experiments=(replace(e, name="shift", claims=(
+        Claim(claim="stays", formula="x", findings=findings),), grids=(wide,)),), device="cpu", checkpoints=())
+    tab = chromium.new_page(viewport={"width": width, "height": 900})
+    try:
+        tab.set_content(page(shown))
+        tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert set(tab.evaluate(BROKEN)) <= {far}
+    finally:
+        tab.close()
+
+
 def test_the_terminal_is_not_steered(report: LabReport) -> None:
     said = plain(view([report]))
     assert "\x1b" not in said
@@ -98,12 +149,39 @@ def test_curves_stand_where_their_numbers_say() -> None:
 
 
 def test_a_long_curve_is_thinned_to_means() -> None:
-    at, values = thinned(range(600), [float(n) for n in range(600)])
-    assert len(at) == len(values) == POINTS
-    assert at[-1] == 599
+    stretches, values = thinned(range(600), [float(n) for n in range(600)])
+    assert len(stretches) == len(values) == POINTS
+    assert stretches[-1][-1] == 599
+    assert [b - a for a, b in stretches].count(1) + [b - a for a, b in stretches].count(2) == POINTS
     assert sum(values) / POINTS == pytest.approx(299.5, abs=1)
-    assert thinned([1, 2], [5.0, 6.0]) == ([1, 2], [5.0, 6.0])
+    assert thinned([1, 2], [5.0, 6.0]) == ([(1, 1), (2, 2)], [5.0, 6.0])
     assert thinned([], []) == ([], [])
+
+
+def test_a_mean_over_steps_is_called_one(report: LabReport) -> None:
+    source = page(report)
+    assert "<summary>The numbers: means over each stretch</summary>" in source
+    assert "; means over each of 240 stretches, drawn at its end</figcaption>" in source
+    first, *_, last = re.findall(r'<th scope="row">(\d+-\d+)</th>', source)
+    assert (first, last) == ("0-1", "598-599")
+    (e,) = report.experiments
+    (c,) = e.charts
+    few = replace(c, lines=tuple(replace(x, at=x.at[:3], values=x.values[:3]) for x in c.lines))
+    source = page(replace(report, experiments=(replace(e, charts=(few,)),)))
+    assert "<summary>The numbers</summary>" in source
+    assert "means over" not in source
+    assert '<th scope="row">2</th>' in source
+
+
+@pytest.mark.parametrize(("low", "high", "said"), [
+    (1.963, 5.541, ["1", "2", "3", "4", "5", "6"]), (0.0, 10.0, ["0", "2", "4", "6", "8", "10"]),
+    (5.0, 5.0, ["5", "10"]),
+    (2.31, 2.36, ["2.31", "2.32", "2.33", "2.34", "2.35", "2.36"]),
+])
+def test_the_values_beside_a_curve_are_round(low: float, high: float, said: list[str]) -> None:
+    drawn = lines("x", "y", [("a", [1, 125, 250], [high, low, low])], across="step")
+    assert re.findall(r'text-anchor="end">([^<]*)<', drawn) == said
+    assert re.findall(r'text-anchor="middle">(\d+)<', drawn) == ["50", "100", "150", "200", "250"]
 
 
 @pytest.mark.parametrize(("value", "said"), [
