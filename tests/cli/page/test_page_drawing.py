@@ -162,7 +162,8 @@ WORDS_OUT = """e => e.flatMap((svg) => [...svg.querySelectorAll('text')].filter(
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("address", ["", "#ctx=16777216&batch=1024", "#ctx=8300", "#pair=60&q=100000&k=3&way=5", "#ctx=1"])
+@pytest.mark.parametrize("address", ["", "#ctx=16777216&batch=1024", "#ctx=8300", "#pair=60&q=100000&k=3&way=5",
+                                     "#ctx=1"])
 def test_words_in_pictures_can_be_read(opened: Any, width: int, address: str) -> None:
     """As large as they are written, and within the picture."""
     page = opened("gpt2 llama-3-8b", address, viewport={"width": width, "height": 800})
