@@ -182,6 +182,8 @@ def test_bars_are_as_long_as_their_numbers(opened: Any) -> None:
         for title, share in pieces:
             n = int(title.rpartition(": ")[2].replace(",", ""))
             assert share == pytest.approx(n / 8_030_261_248, abs=0.002), title
+        assert page.eval_on_selector_all(".piece > span", "e => e.filter(x => x.getBoundingClientRect().right > x."
+                                         "parentElement.getBoundingClientRect().right).map(x => x.textContent)") == []
 
 
 def test_turns_too_quick_to_draw_are_not_drawn_as_slow_ones(opened: Any) -> None:
