@@ -31,8 +31,15 @@ function partButton(key, mine, other, column, layers) {
   const said = { kind: "another kind", size: "another size", "": "" }[mark];
   return node("button", { type: "button", class: `part ${mark}`, "data-part": key, "data-column": column,
     "data-focus": `${column}/${key}`, "aria-pressed": state.part === key ? "true" : "false",
-    onclick: () => { state.part = key; draw(); byId("part-section").scrollTop = 0; } },
+    onclick: () => choose(key) },
   node("strong", {}, name), said ? node("em", {}, said) : null, node("span", {}, part.words, where(part, layers)));
+}
+
+function choose(key) {
+  state.part = key;
+  draw();
+  byId("part-section").className = "held";
+  byId("part-section").scrollTop = 0;
 }
 
 function sum(words, stream = true) {

@@ -146,6 +146,7 @@ def test_another_curve_is_another_kind(opened: Any) -> None:
 @pytest.mark.parametrize("height", [900, 740])
 def test_what_a_part_is_stands_in_sight(opened: Any, height: int) -> None:
     page = opened("gpt2 llama-3-8b", viewport={"width": 390 if height == 740 else 1280, "height": height})
+    assert page.evaluate("getComputedStyle(document.getElementById('part-section')).position") == "static"
     for part in ("embed", "attn", "mlp"):
         page.click(f"#blocks [data-column=now] button[data-part={part}]")
         box = page.locator("#part-section h2").bounding_box()
