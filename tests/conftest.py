@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,22 @@ def load(path: Path) -> ModuleType:
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+@pytest.fixture(scope="module")  # playwright keeps an event loop running, which no other module should meet
+def chromium() -> Iterator[Any]:
+    """A browser, where there is one and the extra `browser` is installed."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
+    if path is None:
+        pytest.skip("no Chromium here")
+    with playwright.sync_playwright() as p:
+        try:
+            browser = p.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        except playwright.Error as e:
+            pytest.skip(f"Chromium does not start here: {e.message.splitlines()[0]}")
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")

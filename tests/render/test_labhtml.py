@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
@@ -79,22 +77,6 @@ def test_a_page_is_whole_and_nothing_in_it_runs(report: LabReport) -> None:
     assert '<td class="good word">holds</td>' in source
     assert '<td class="warn word">skipped</td>' in source
     assert "next" in source
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """A browser, where there is one."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    path = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
-    if path is None:
-        pytest.skip("no Chromium here")
-    with playwright.sync_playwright() as p:
-        try:
-            browser = p.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        except playwright.Error as e:
-            pytest.skip(f"Chromium does not start here: {e.message.splitlines()[0]}")
-        yield browser
-        browser.close()
 
 
 # Words of the tables' cells that stand on more than one line; hyphens may part.
