@@ -123,8 +123,9 @@ def _outer(model: Model) -> Iterator[_Row]:
     if model.tied:
         yield _Row("head", "tied", "the token embedding again")
     else:
-        yield _Row("head", "untied", f"{model.head.vocab:,} x {model.head.hidden:,}",
-                   _product("matrix", (model.head.vocab, model.head.hidden), _only(model.head.leaves())))
+        head = model.head
+        yield _Row("head", "untied", f"{head.vocab:,} x {head.hidden:,}", [
+            *_product("matrix", (head.vocab, head.hidden), _only(head.leaves())), *_vectors(head.leaves())])
 
 
 def _block(model: Model) -> Iterator[_Row]:
@@ -149,13 +150,14 @@ def _part(model: Model, layer: Layer, key: str, told: dict[str, str]) -> _Row:
     if key == "mlp":
         assert ff is not None
         if isinstance(ff, MoE):
-            return _Row(key, "moe", told["feed-forward"], _experts(ff))
+            whole = _sums(layer.leaves())[key]
+            return _Row(key, "moe", told["feed-forward"], _experts(ff, whole))
         lines = [*_product("matrices", (3 if ff.gated else 2, ff.hidden, ff.ffn), _only(ff.leaves())),
                  *_vectors(ff.leaves())]
         return _Row(key, "gated" if ff.gated else "plain", told["feed-forward"], lines)
     assert a is not None
     if key == "rotation":
-        return _rotation(a, told["positions"])
+        return _rotation(model, a, told["positions"])
     words = attention(each_layer(model, lambda x: replace(x, state=None)))
     if isinstance(a, LatentAttention):
         return _Row(key, "mla", words, [*_matrices(a.leaves()), *_expanded(a), *_kept(model, layer)])
@@ -163,9 +165,12 @@ def _part(model: Model, layer: Layer, key: str, told: dict[str, str]) -> _Row:
     return _Row(key, kind, words, [*_heads(a), *_kept(model, layer)])
 
 
-def _rotation(a: Attention | LatentAttention, told: str) -> _Row:
+def _rotation(model: Model, a: Attention | LatentAttention, told: str) -> _Row:
+    """pairs: of each rotation in the order they are told."""
     if a.rope is not None:
-        return _Row("rotation", "rope", f"{told}; {a.rope.dim // 2} pairs")
+        ropes = [x.attn.rope for x, _ in model.distinct_layers() if x.attn is not None and x.attn.rope is not None]
+        pairs = dict.fromkeys(f"{rope.dim // 2}" for rope in ropes)
+        return _Row("rotation", "rope", f"{told}; {' and '.join(pairs)} pairs")
     assert isinstance(a, Attention)
     return _Row("rotation", "alibi", f"{a.n_heads} slopes")
 
@@ -176,7 +181,8 @@ def _norm(norm: Norm) -> tuple[str, str]:
     said = {0: "no parameters", 1: f"{norm.dim:,} scales", 2: f"{norm.dim:,} scales and as many shifts"}
     layer = norm.kind == "layer"
     form = "-offset" if norm.offset else "-bare" if not size else "-scale" if layer and not norm.bias else ""
-    return ("layernorm" if layer else "rmsnorm") + form, said.get(vectors, f"{size:,} parameters")
+    words = said.get(vectors, f"{size:,} parameters") + (", added to 1" if norm.offset else "")
+    return ("layernorm" if layer else "rmsnorm") + form, words
 
 
 def _only(leaves: Sequence[Leaf]) -> int:
@@ -193,11 +199,12 @@ def _product(what: str, factors: tuple[int, ...], equals: int, unit: str = "") -
 def _heads(a: Attention) -> Iterator[tuple[str, int]]:
     """The projections of one block; without K and V where they are another layer's."""
     size = {leaf.path: leaf.elements for leaf in a.leaves()}
-    for name, heads, word in (("q", a.n_heads, "query heads"), ("k", a.n_kv_heads, "KV heads"),
-                              ("v", a.n_kv_heads, "KV heads"), ("o", a.n_heads, "query heads"),
-                              ("gate", a.n_heads, "query heads")):
+    for name, heads, word in (("q", a.n_heads, "query head"), ("k", a.n_kv_heads, "KV head"),
+                              ("v", a.n_kv_heads, "KV head"), ("o", a.n_heads, "query head"),
+                              ("gate", a.n_heads, "query head")):
         if f"{name}.weight" in size:
-            yield from _product(f"{name}, {heads} {word}", (heads, a.head_dim, a.hidden), size[f"{name}.weight"])
+            many = f"{heads} {word}{'' if heads == 1 else 's'}"
+            yield from _product(f"{name}, {many}", (heads, a.head_dim, a.hidden), size[f"{name}.weight"])
     yield from _vectors(a.leaves())
 
 
@@ -242,21 +249,21 @@ def _kept(model: Model, layer: Layer) -> Iterator[tuple[str, int]]:
         yield f"kept in all layers: {every:,} elements a token", 0
 
 
-def _experts(m: MoE) -> Iterator[tuple[str, int]]:
-    """One expert and all of them, what runs for every token, and what a token meets."""
+def _experts(m: MoE, whole: int) -> Iterator[tuple[str, int]]:
+    """One expert and all of them, what runs for every token, and what a token meets. whole: parameters of the part."""
     one, biases = _only(m.expert.leaves()), sum(x.elements for x in m.expert.leaves()) - _only(m.expert.leaves())
     matrices = 3 if m.expert.gated else 2
-    yield from _uncounted(_product("one expert", (matrices, m.expert.hidden, m.expert.ffn), one))
+    yield from ((text, 0) for text, _ in _product("one expert", (matrices, m.expert.hidden, m.expert.ffn), one))
     yield from _product("all experts", (m.n_experts, one), m.n_experts * one)
     if biases:
         yield from _product("their biases", (m.n_experts, biases), m.n_experts * biases)
-    beside = 0
-    for text, n in _beside(m):
-        beside += n
-        yield text, n
-    runs = m.top_k * (one + biases) + beside
+    beside = whole - m.n_experts * (one + biases)
+    told = list(_beside(m))
+    yield from told
+    if left := beside - sum(n for _, n in told):
+        yield f"beside these: {left:,}", left
     also = " and what stands beside them" if beside else ""
-    yield f"run for a token: {m.top_k} of {m.n_experts} experts{also}, {runs:,}", 0
+    yield f"run for a token: {m.top_k} of {m.n_experts} experts{also}, {m.top_k * (one + biases) + beside:,}", 0
 
 
 def _beside(m: MoE) -> Iterator[tuple[str, int]]:
@@ -267,8 +274,3 @@ def _beside(m: MoE) -> Iterator[tuple[str, int]]:
     rest = [x for x in m.leaves() if not x.path.startswith("experts.") and not (
         x.path.startswith("shared.") and x.path.endswith("weight"))]
     yield from _matrices(rest)
-
-
-def _uncounted(lines: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Lines of what another line counts."""
-    yield from ((text, 0) for text, _ in lines)

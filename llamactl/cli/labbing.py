@@ -63,7 +63,13 @@ def run(asked: Asked, out: Output, reach: Access) -> int:
     from llamactl.cli.runnable import open_model
     from llamactl.lab._setting import named
 
+    if text is not None and not asked.models and all(c.name != LEARNS for c in asked.cards):
+        raise UsageError("usage", f"--text is for {LEARNS} and for checkpoints, and there is neither",
+                         help=f"add {LEARNS}, or --model CKPT")
     opened = [open_model(ref, reach) for ref in asked.models]
+    where = [os.path.realpath(x.source.path) if x.source.path else x.source.id for x in opened]
+    if twice := [ref for n, ref in enumerate(asked.models) if where[n] in where[:n]]:
+        raise UsageError("usage", f"the same checkpoint twice: --model {twice[0]}", help="give each once")
     said: Warnings = [w for x in opened for w in x.warnings]
     loaded = [Loaded(model=x.model, source=x.source) for x in opened]
     checkpoints: list[Checkpoint] = []
@@ -162,8 +168,10 @@ def open_checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnin
             tokenizer = tokens.byte_tokenizer(vocab=BYTES)
         else:
             more = "; where they are bytes, --bytes says so" if model.embed.vocab == BYTES else ""
+            unused = [w for w, given in (("--text", text is not None), ("--bytes", asked.bytes)) if given]
+            also = f"; {' and '.join(unused)} cannot be used for it" if unused else ""
             said.append(("no-tokenizer", f"{id}: {e.message}: its tokens are made up, so claims about its loss are "
-                         f"skipped{more}"))
+                         f"skipped{more}{also}"))
     if text is None or tokenizer is None:
         found = probe(model, tokenizer, most)
         ids, read = found.ids[:most], found.source == "passage"

@@ -129,7 +129,7 @@ def _alibi(given: Setting) -> Iterator[Finding]:
     slopes = logs[:, 1:] - logs[:, :-1]
     for i in (1, HEADS):
         own = slopes[i - 1]
-        yield found(f"slope of head {i} of {HEADS}", float(own.median()), of="drawn q, k: all zero",
+        yield found(f"slope of head {i} of {HEADS}", float(own.median()), of="q and k all zero",
                     spread=own.tolist(), expected=2.0 ** (-8 * i / HEADS), tolerance=1e-5)
 
 

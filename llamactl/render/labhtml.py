@@ -18,6 +18,7 @@ CSS = """.scroll { overflow-x: auto; }
 .scroll th, .scroll td { overflow-wrap: break-word; max-width: 22rem; }
 .scroll tbody th { width: auto; }
 .scroll .wide tbody th { min-width: 7rem; border-bottom: 1px solid var(--line); }
+.verbatim { white-space: pre-wrap; }
 @media (min-width: 60rem) { main { max-width: 72rem; } }
 @media print { .scroll { overflow: visible; } }
 """
@@ -94,8 +95,8 @@ def thinned(at: Sequence[int], values: Sequence[float]) -> tuple[list[tuple[int,
 
 
 def _passage(p: Passage) -> str:
-    body = "<br>\n".join(text(x) for x in p.text.split("\n"))
-    return f"<div class=\"card\">\n<h3>{text(p.title)}</h3>\n<p><code>{body}</code></p>\n</div>"
+    body = "<br>".join(text(x) for x in p.text.split("\n"))
+    return f"<div class=\"card\">\n<h3>{text(p.title)}</h3>\n<p><code class=\"verbatim\">{body}</code></p>\n</div>"
 
 
 def _folded(title: str, body: str | Iterable[str]) -> str:

@@ -62,6 +62,6 @@ PARTS: dict[str, tuple[str, str, str]] = {
             "A router picks a few feed-forwards for each token. Memory follows all experts, arithmetic only those that "
             "run."),
     "tied": ("Output head, tied", "logits = E x", "The token embedding is used again: no parameters of its own."),
-    "untied": ("Output head", "logits = W x", "A matrix of its own, as large as the token embedding."),
+    "untied": ("Output head", "logits = W x", "A matrix of its own: a row for each entry that can be written."),
     "other": ("Outside the drawing", "", "Stored and counted, but no part of the decoder."),
 }

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from llamactl.errors import UsageError
 from llamactl.spec.edits import apply
-from llamactl.spec.features import diff, features
+from llamactl.spec.features import diff, feed_forward, features
 from llamactl.spec.features import positions as told
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.parts import MLP, Attention, LearnedPositions, MoE, Norm, SinusoidalPositions
@@ -29,6 +29,8 @@ def path(a: Model, b: Model) -> tuple[Step, ...]:
     Edits that have no meaning for these models (a latent attention, experts) are not forced: they are gathered in a
     last step without edits, whose title names what it changes.
     """
+    if not diff(a, b) and a.total() == b.total():
+        return ()
     model, steps = a, []
     for title, edits in _wanted(a, b):
         changed = model
@@ -64,10 +66,11 @@ def _wanted(a: Model, b: Model) -> Wanted:
         at = x.attn  # with KV heads for all query heads on the way, for those follow any number
         yield "width and heads", (f"hidden={b.hidden}", f"n_kv_heads={y.attn.n_heads}", f"n_heads={at.n_heads}",
                                   f"n_kv_heads={at.n_kv_heads}", f"head_dim={at.head_dim}")
-    if isinstance(x.mlp, MLP):
+    if isinstance(x.mlp, MLP) and feed_forward(a) != feed_forward(b):  # layers may differ, and this makes them alike
         yield "feed-forward width", (f"ffn={x.mlp.ffn}",)
     yield "layers", (f"n_layers={b.n_layers}",)
-    yield "vocabulary", (f"vocab={b.embed.vocab}",)
+    if a.embed.vocab != b.embed.vocab:  # a head may have other rows than the table, which this edit would make alike
+        yield "vocabulary", (f"vocab={b.embed.vocab}",)
     if b.context.usable:
         yield "context", (f"context={b.context.usable}",)
         yield from positions(a, b)  # a learned table could not be made where the first model names no context

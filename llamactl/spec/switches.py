@@ -160,7 +160,8 @@ def _wanted(a: Model, b: Model) -> Iterator[Switch]:
     if rest:
         yield Switch(key="biases", title=" and ".join(t for t, _ in rest), edits=tuple(e for _, es in rest for e in es))
     yield from (Switch(key="head", title=title, edits=edits) for title, edits in path.head(b))
-    yield Switch(key="vocab", title="vocabulary", edits=(f"vocab={b.embed.vocab}",))
+    if a.embed.vocab != b.embed.vocab:  # a head may have other rows than the table, which this edit would make alike
+        yield Switch(key="vocab", title="vocabulary", edits=(f"vocab={b.embed.vocab}",))
     yield Switch(key=SIZE, title="size")
 
 

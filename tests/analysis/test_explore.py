@@ -199,6 +199,33 @@ def test_every_rotation_is_told() -> None:
     assert (scout.blocks, scout.words) == (36, "RoPE, base 500,000, llama3 x16 on 36 of 48 layers; 64 pairs")
 
 
+def test_each_rotation_has_its_pairs() -> None:
+    gemma = load(str(GOLDEN / "gemma4_text")).model
+    ropes = [x.attn.rope for x, _ in gemma.distinct_layers() if x.attn is not None and x.attn.rope is not None]
+    pairs = dict.fromkeys(str(rope.dim // 2) for rope in ropes)
+    assert len(pairs) == 2
+    assert outline(gemma).parts["rotation"].words.endswith(f"; {' and '.join(pairs)} pairs")
+
+
+def test_parts_of_every_family_add_up() -> None:
+    """Of each golden model: the lines of a part to its block, and what runs for a token to all but the sleeping."""
+    mixtures = 0
+    for path in sorted(GOLDEN.iterdir()):
+        model = load(str(path)).model
+        found = outline(model)
+        assert sum(p.params for p in found.parts.values()) == model.total(), path.name
+        for key, part in found.parts.items():
+            whole = part.each if part.blocks else part.params
+            if part.lines and whole is not None:
+                assert sum(map(counted, part.lines)) == whole, (path.name, key)
+        if found.parts.get("mlp") and found.parts["mlp"].kind == "moe" and found.parts["mlp"].each:
+            moe, each = next(x.mlp for x in model.layers if isinstance(x.mlp, MoE)), found.parts["mlp"].each
+            asleep = (moe.n_experts - moe.top_k) * sum(x.elements for x in moe.expert.leaves())
+            assert found.parts["mlp"].lines[-1].endswith(f", {each - asleep:,}"), path.name
+            mixtures += 1
+    assert mixtures >= 10
+
+
 def test_a_norm_whose_weights_are_added_to_one_says_so() -> None:
     assert outline(load("gemma-2-9b").model).parts["attn_norm"].kind == "rmsnorm-offset"
     assert outline(load("llama-3-8b").model).parts["attn_norm"].kind == "rmsnorm"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from llamactl.source import presets
 from llamactl.spec.edits import apply
 from llamactl.spec.features import diff, features
 from llamactl.spec.model import Model
+from llamactl.spec.path import path as path_of
 from llamactl.spec.switches import Choices, between, nearest, share_of, shares, with_share
 
 
@@ -48,6 +50,14 @@ def test_a_model_and_itself_have_no_switch() -> None:
         assert keys(choices) == [], name
         assert choices.reached(), name
         assert choices.model((), share_of(choices.a)) == choices.a, name
+
+
+def test_no_family_has_a_switch_to_itself() -> None:
+    """Also where the head has other rows than the table (Llama 3.2 Vision)."""
+    for path in sorted((Path(__file__).resolve().parents[1] / "golden").iterdir()):
+        golden = load(str(path)).model
+        assert keys(between(golden, golden)) == [], path.name
+        assert path_of(golden, golden) == (), path.name
 
 
 @pytest.mark.parametrize("goal", ["llama-3-8b", "mixtral-8x7b", "gemma-2-9b", "deepseek-v3", "falcon-40b", "phi-2",

@@ -31,15 +31,17 @@ function partButton(key, mine, other, column, layers) {
   const said = { kind: "another kind", size: "another size", "": "" }[mark];
   return node("button", { type: "button", class: `part ${mark}`, "data-part": key, "data-column": column,
     "data-focus": `${column}/${key}`, "aria-pressed": state.part === key ? "true" : "false",
-    onclick: () => choose(key) },
+    onclick: () => choose(key, column) },
   node("strong", {}, name), said ? node("em", {}, said) : null, node("span", {}, part.words, where(part, layers)));
 }
 
-function choose(key) {
+function choose(key, column) {
   state.part = key;
   draw();
-  byId("part-section").className = "held";
-  byId("part-section").scrollTop = 0;
+  const panel = byId("part-section");
+  panel.className = "held";
+  const own = panel.querySelector(`.explained[data-column="${column}"]`), first = panel.querySelector(".explained");
+  panel.scrollTop = own.offsetTop - first.offsetTop; // where they stand below each other, the one that was chosen
 }
 
 function sum(words, stream = true) {

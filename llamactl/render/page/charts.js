@@ -41,7 +41,7 @@ function showBars() {
 
 // W follows the screen, so that a letter in a picture is as large as one beside it.
 let W = 640;
-const H = 320, LEFT = 64, RIGHT = 16, TOP = 14, BOTTOM = 40;
+const H = 320, LEFT = 64, RIGHT = 16, TOP = 32, BOTTOM = 40;
 
 function fit(figure) {
   W = Math.round(Math.min(760, Math.max(280, byId(figure).clientWidth || 640)));
@@ -116,7 +116,7 @@ function showCache() {
     out.push(drawn("polygon", { points: [...top, ...under].join(" "), class: n ? `area g${(n - 1) % 4}` : "area held" }));
   });
   out.push(drawn("polyline", { points: stops.map((c) => `${x(c)},${y(full(c))}`).join(" "), class: "dashed" }));
-  const beside = (ctx, down, words) => label(x(ctx) + (ctx > 0.7 * far ? -4 : 4), TOP + down, words,
+  const beside = (ctx, down, words) => label(x(ctx) + (ctx > 0.7 * far ? -4 : 4), down, words,
     { "text-anchor": ctx > 0.7 * far ? "end" : "start", class: "limit-text" });
   const fits = devices(most);
   for (const [name, memory] of fits) {
@@ -125,7 +125,7 @@ function showCache() {
   }
   if (usable !== null && usable < far) {
     out.push(line(x(usable), TOP, x(usable), H - BOTTOM, "dashed"),
-      beside(usable, 10, `made for ${tokens(usable)}`));
+      beside(usable, 12, `made for ${tokens(usable)}`));
   }
   out.push(line(x(state.ctx), TOP, x(state.ctx), H - BOTTOM, "here"),
     state.ctx === usable && usable < far ? "" : beside(state.ctx, 26, `${tokens(state.ctx)} tokens`));

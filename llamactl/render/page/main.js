@@ -32,12 +32,18 @@ window.addEventListener("hashchange", readAddress);
 
 let wide = window.innerWidth;
 window.addEventListener("resize", () => {
-  if (window.innerWidth !== wide) draw(); // a phone's bars come and go, and change the height alone
+  // A phone's bars come and go, and change the height alone; what is being typed is not drawn over.
+  if (window.innerWidth !== wide && document.activeElement?.type !== "number") draw();
   wide = window.innerWidth;
 });
 
+let unfolded = [];
 window.addEventListener("beforeprint", () => {
-  for (const folded of document.querySelectorAll("details")) folded.open = true;
+  unfolded = [...document.querySelectorAll("details:not([open])")];
+  for (const folded of unfolded) folded.open = true;
+});
+window.addEventListener("afterprint", () => {
+  for (const folded of unfolded.splice(0)) folded.open = false;
 });
 
 const [equal, all] = proven();

@@ -26,7 +26,9 @@ function showNumbers() {
       node("span", {}, percent(ffnShare(p)), node("small", {},
         ` ${number(count(p, "feed_forward.total"))} of ${number(count(p, "blocks_total"))}`)), n, c)),
     line(`Weights in ${w}`, "weights_bytes", (p, n, c) => bytesCell(weightBytes(p, w), n, c)),
-    line("Cache, elements a token", "elements_per_token", (p, n, c) => countCell(elementsPerToken(p), n, c)),
+    line("Cache, elements a token", "elements_per_token", (p, n, c) => exact(elementsPerToken(p),
+      node("span", {}, number(elementsPerToken(p)), perToken(p) === null
+        ? node("small", {}, " until windows are full") : null), n, c)),
     line(`Cache a token in ${kv}`, "bytes_per_token", (p, n, c) => (perToken(p) === null
       ? exact(null, node("span", {}, "-", node("small", {}, ` ${UNEVEN}`)), n, c) : bytesCell(perToken(p), n, c))),
     line(`Cache at ${at}`, "kv_cache_bytes", (p, n, c) => bytesCell(cacheBytes(p, ctx, batch, kv), n, c)),
@@ -66,15 +68,20 @@ function readings() {
   const out = [];
   const kept = elementsPerToken(p);
   const full = Number(fullBytes(p, 1, 1, "bf16")) / 2;
-  if (a && kept && shares(p).length) {
+  const { ctx, kv } = state;
+  if (kept && perToken(p) === null) {
+    const fewer = Number(fullBytes(p, ctx, 1, kv)) / Number(cacheBytes(p, ctx, 1, kv));
+    out.push(`Cache at ${tokens(ctx)} tokens: ${times(fewer)} fewer bytes than if every query head kept its own K and V `
+      + `of every token${windows(p)}.`);
+  } else if (a && kept && shares(p).length) {
     const heads = shares(p)[shares(p).length - 1];
     out.push(p.share === 1
-      ? `Cache: each of ${heads} query heads keeps its own K and V: ${number(kept)} elements a token${windows(p)}.`
-      : `Cache: ${heads} query heads read ${heads / p.share} KV heads, so ${number(kept)} elements a token are kept `
-        + `instead of ${number(full)}: ${times(full / kept)} fewer${windows(p)}.`);
+      ? `Cache: each of ${heads} query heads keeps its own K and V: ${number(kept)} elements a token.`
+      : `Cache: ${heads} query heads read ${heads / p.share} KV head${heads === p.share ? "" : "s"}, so ${number(kept)} `
+        + `elements a token are kept instead of ${number(full)}: ${times(full / kept)} fewer.`);
   } else if (kept && full !== kept) {
     out.push(`Cache: ${number(kept)} elements a token are kept instead of ${number(full)}: ${times(full / kept)} `
-      + `fewer${windows(p)}.`);
+      + "fewer.");
   }
   const ff = count(p, "feed_forward.total"), at = attention(p), blocks = count(p, "blocks_total");
   const layers = form(p).layers, m = parts(p).mlp;
@@ -82,8 +89,10 @@ function readings() {
     out.push(`Feed-forward: ${m.lines.join(", ")}; ${number(ff / layers)} of the ${number(blocks / layers)} parameters of a `
       + `block, beside ${number(at / layers)} of attention: ${percent(ffnShare(p))}.`);
   } else {
-    out.push(`Feed-forward: ${number(ff)} of the ${number(blocks)} parameters of all blocks, beside ${number(at)} of `
-      + `attention: ${percent(ffnShare(p))}.`);
+    const mixers = count(p, "state_space");
+    const beside = [[at, "attention"], [mixers, "recurrent mixers"]].filter(([n]) => n).map(([n, w]) => `${number(n)} of ${w}`);
+    out.push(`Feed-forward: ${number(ff)} of the ${number(blocks)} parameters of all blocks, beside ${beside.join(" and ")}: `
+      + `${percent(ffnShare(p))}.`);
   }
   return out;
 }
@@ -135,10 +144,13 @@ function showSteps() {
   const order = switchRows().map(([key, title]) => [key, title]);
   const ladder = [["", data.start.id, startPlace]];
   let place = startPlace;
+  const still = []; // switches that change nothing yet: other KV heads that this size's heads cannot be shared by
   for (const [key, title] of order) {
     if (isOn(place, key)) continue;
-    place = flipped(place, key);
-    ladder.push([key, `+ ${title}`, place]);
+    const next = flipped(place, key);
+    if (samePlace(next, place)) still.push(title);
+    else ladder.push([key, `+ ${[...still.splice(0), title].join(", ")}`, next]);
+    place = next;
   }
   put("ladder", stepTable("ladder", ladder));
   const taken = byWay ? order.map(([key, title]) => [key, `${data.goal.id} without: ${title}`,
