@@ -171,7 +171,7 @@ def open_checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnin
             unused = [w for w, given in (("--text", text is not None), ("--bytes", asked.bytes)) if given]
             also = f"; {' and '.join(unused)} cannot be used for it" if unused else ""
             said.append(("no-tokenizer", f"{id}: {e.message}: its tokens are made up, so claims about its loss are "
-                         f"skipped{more}{also}"))
+                         f"skipped{also}{more}"))
     if text is None or tokenizer is None:
         found = probe(model, tokenizer, most)
         ids, read = found.ids[:most], found.source == "passage"

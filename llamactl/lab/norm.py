@@ -146,7 +146,7 @@ def _ratios(took: dict[str, list[float]], of: str, device: str) -> Iterator[Find
 
 def _ratio(what: str, a: list[float], b: list[float], of: str, slower: str) -> Finding:
     """slower: said where the middle half of `a` lies above that of `b`."""
-    clear = quantiles(a)[0] > quantiles(b)[2]
+    clear = quantiles(a, method="inclusive")[0] > quantiles(b, method="inclusive")[2]
     return found(what, median(a) / median(b), of=of, unit="times", note=slower if clear else None)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from llamactl.errors import UsageError
 from llamactl.spec.edits import apply
-from llamactl.spec.features import diff, feed_forward, features
+from llamactl.spec.features import diff, features, feed_forward
 from llamactl.spec.features import positions as told
 from llamactl.spec.model import Layer, Model
 from llamactl.spec.parts import MLP, Attention, LearnedPositions, MoE, Norm, SinusoidalPositions

@@ -168,7 +168,9 @@ def test_another_text(cli: Any, tmp_path: Path) -> None:
     short = cli("lab", "run", "swiglu", "blocks", "--model", "none", "--text", "short.txt")
     assert (short.code, short.out) == (3, "")
     assert short.err.startswith("error[text-short]: short.txt: 5 bytes")
-    assert cli("lab", "run", "swiglu", "--text", "short.txt").code == 0  # which learns nothing of it
+    idle = cli("lab", "run", "swiglu", "--text", "short.txt")  # which learns nothing of it
+    assert (idle.code, idle.out) == (2, "")
+    assert "--text is for blocks and for checkpoints" in idle.err
     assert cli("lab", "run", "blocks", "--text", "none.txt").code == 4
 
 
@@ -239,7 +241,7 @@ def test_a_model_of_bytes(cli: Any, folder: Any, tiny: Any, text: Path) -> None:
     loss = next(f for f in findings(got) if f["what"] == "loss")
     assert (loss["of"], loss["value"]) == ("bytes", pytest.approx(5.545, abs=1e-3))
     (warning,) = cli(*args).json()["warnings"]
-    assert warning["message"].endswith("where they are bytes, --bytes says so")
+    assert warning["message"].endswith("; --text cannot be used for it; where they are bytes, --bytes says so")
 
 
 def test_a_larger_vocabulary_is_never_read_as_bytes(cli: Any, folder: Any, tiny: Any) -> None:
@@ -247,7 +249,13 @@ def test_a_larger_vocabulary_is_never_read_as_bytes(cli: Any, folder: Any, tiny:
     path = folder(said, name="bytes", tensors=tiny.tensors(said))
     (warning,) = cli("lab", "run", "gqa", "--model", path, "--bytes", "--json").json()["warnings"]
     assert warning["code"] == "no-tokenizer"
-    assert "--bytes" not in warning["message"]
+    assert warning["message"].endswith("skipped; --bytes cannot be used for it")
+
+
+def test_a_checkpoint_given_twice_is_refused(cli: Any, trained: Path, text: Path) -> None:
+    got = cli("lab", "run", "gqa", "--model", trained, "--model", f"{trained}/../{trained.name}")
+    assert (got.code, got.out) == (2, "")
+    assert "the same checkpoint twice" in got.err
 
 
 def test_weights_that_cannot_read_the_text_are_not_judged(cli: Any, trained: Path, text: Path) -> None:
