@@ -71,8 +71,8 @@ function readings() {
   const { ctx, kv } = state;
   if (kept && perToken(p) === null) {
     const fewer = Number(fullBytes(p, ctx, 1, kv)) / Number(cacheBytes(p, ctx, 1, kv));
-    out.push(`Cache at ${tokens(ctx)} tokens: ${times(fewer)} fewer bytes than if every query head kept its own K and V `
-      + `of every token${windows(p)}.`);
+    out.push(`Cache at ${tokens(ctx)} tokens: ${times(fewer)} fewer bytes than if every query head kept its own K and V`
+      + `${windows(p)}.`);
   } else if (a && kept && shares(p).length) {
     const heads = shares(p)[shares(p).length - 1];
     out.push(p.share === 1

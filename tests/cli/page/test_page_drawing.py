@@ -56,9 +56,45 @@ def test_the_switch_for_kv_heads_says_what_it_puts_in(opened: Any) -> None:
     assert page.inner_text("#switch-goal-words").startswith("only with every edit: context: 1,024 →")
 
 
+def test_a_step_that_changes_nothing_yet_is_told_with_the_next(opened: Any) -> None:
+    """8 heads that are shared by twos cannot be shared by threes: the goal's sharing comes with its size."""
+    page = opened("gemma-3-4b smollm2-135m")
+    page.click("#all-off")
+    rows = page.eval_on_selector_all("#ladder tbody th", "e => e.map(x => x.innerText)")
+    assert "+ KV heads" not in rows
+    assert any(row.startswith("+ KV heads, ") for row in rows)
+    for n in range(1, len(rows) + 1):
+        page.click(f"#ladder tbody tr:nth-child({n}) button")
+        assert page.eval_on_selector_all("#ladder tr.here", "e => e.length") == 1
+    assert cells(page, "now") == cells(page, "goal")
+
+
+def test_printing_leaves_the_folds_as_they_were(opened: Any) -> None:
+    page = opened("gpt2 llama-3-8b")
+    page.click("text=Devices, and the context that fills them")
+    before = page.eval_on_selector_all("details", "e => e.map(x => x.open)")
+    assert sorted(set(before)) == [False, True]
+    page.pdf()
+    page.wait_for_function("document.querySelectorAll('details[open]').length === 1")
+    assert page.eval_on_selector_all("details", "e => e.map(x => x.open)") == before
+
+
+def test_what_is_typed_outlives_a_turn_of_the_screen(opened: Any) -> None:
+    page = opened("gpt2", viewport={"width": 800, "height": 600})
+    page.focus("#ctx")
+    page.keyboard.type("9")
+    typed = page.input_value("#ctx")
+    page.set_viewport_size({"width": 600, "height": 800})
+    page.wait_for_timeout(200)
+    assert page.input_value("#ctx") == typed
+    page.keyboard.press("Enter")
+    assert page.input_value("#ctx") == typed
+
+
 def test_a_model_and_itself_have_nothing_to_switch(opened: Any) -> None:
     page = opened("gpt2 gpt2")
     assert page.is_hidden("#edits")
+    assert opened(str(GOLDEN / "mllama")).is_hidden("#edits")  # its head has other rows than its table
     assert page.inner_text("#rope-none").count("gpt2: turns nothing") == 1
 
 
@@ -69,8 +105,9 @@ def test_a_cache_that_does_not_grow_evenly_has_no_bytes_a_token(opened: Any, cli
     assert "not even: windows are full" in page.inner_text("#numbers")
     assert "172,032 until windows are full" in " ".join(page.inner_text("#numbers").split())
     assert page.inner_text("#read li:first-child") == (
-        "Cache at 8k tokens: 2.667x fewer bytes than if every query head kept its own K and V of every token; "
-        "21 of 42 layers keep 4,096 tokens at most.")
+        "Cache at 8k tokens: 2x fewer bytes than if every query head kept its own K and V; 21 of 42 layers keep 4,096 "
+        "tokens at most.")
+    assert cells(page, "now")["full_heads_ratio"] == "2"
     page.fill("#ctx", "4096")
     page.press("#ctx", "Enter")
     even = cli("kv-cache", "gemma-2-9b", "--ctx", "4096", "--dtype", "bf16", "--json").model["bytes_per_token"]
@@ -152,8 +189,10 @@ def test_what_a_part_is_stands_in_sight(opened: Any, height: int) -> None:
     assert page.evaluate("getComputedStyle(document.getElementById('part-section')).position") == "static"
     for part in ("embed", "attn", "mlp"):
         page.click(f"#blocks [data-column=now] button[data-part={part}]")
-        box = page.locator("#part-section h2").bounding_box()
+        box = page.locator("#part-section").bounding_box()
         assert 0 <= box["y"] < height - 100
+        own = page.locator("#part .explained[data-column=now]").bounding_box()  # not the other's, above it on a phone
+        assert box["y"] <= own["y"] < box["y"] + 90
         assert page.locator(f"#blocks [data-column=now] button[data-part={part}]").bounding_box()["y"] < box["y"]
 
 
