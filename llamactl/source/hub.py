@@ -152,7 +152,11 @@ def quiet() -> Iterator[None]:
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
-    """The result of `call`, or TimeoutError. The thread is left to itself then: a name look-up cannot be stopped."""
+    """The result of `call`, or TimeoutError.
+
+    Its thread is not waited for then, since a name look-up cannot be stopped. It ends at its next step in Python, so
+    that it neither goes on asking nor says anything once `quiet` is over.
+    """
     done: list[T] = []
     errors: list[Exception] = []
 
@@ -168,6 +172,10 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     if not done:
+        import ctypes
+
+        ident = ctypes.c_ulong(thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))  # the one that prints nothing
         raise TimeoutError
     return done[0]
 

@@ -25,7 +25,7 @@ TOKEN = "hf_SECRETsecretSECRET"
 OLD, NEW = "a" * 40, "b" * 40
 
 DRIVER = r"""
-import json, logging, os, socket, sys, time
+import json, logging, os, socket, sys, threading, time
 job = json.loads(sys.argv[1])
 class NoSocket(socket.socket):
     def __init__(self, *a, **k): raise AssertionError("a socket was opened")
@@ -53,6 +53,8 @@ for call in job["calls"]:
         result = {"line": e.line(), **e.to_dict()}
     out.append({**result, "seconds": time.monotonic() - start})
 if not job.get("cold"): assert state() == before, (before, state())
+time.sleep(job.get("linger", 0))
+if job.get("linger"): assert threading.active_count() == 1, threading.enumerate()
 print(json.dumps(out))
 """
 
@@ -454,6 +456,15 @@ def test_a_download_that_stalls_ends(hub: Any, world: World) -> None:
     assert fail["code"] in ("hub-unreachable", "hub-server-error")  # huggingface_hub 0.36 asks again and again
     assert stall["seconds"] < 30
     assert limit["seconds"] < 30
+
+
+def test_a_download_given_up_goes_on_neither_asking_nor_speaking(hub: Any, world: World) -> None:
+    """huggingface_hub warns on stderr at its second try, 3 s after the first byte did not come."""
+    hub.add("org/stall", silent=("GET",))
+    world.prepare("org/stall", "c" * 40)
+    world.env["HF_HUB_DOWNLOAD_TIMEOUT"] = "1"
+    assert "no answer in time" in world.one("org/stall", download_s=1.6, linger=2.5)["note"]
+    assert [r.method for r in hub.log].count("GET") == 1
 
 
 def test_a_longer_timeout_of_the_user_is_kept(hub: Any, world: World) -> None:
