@@ -8,7 +8,7 @@ from typing import Any
 
 from llamactl.analysis.kvcache import kv_cache
 from llamactl.analysis.params import params
-from llamactl.spec.features import features
+from llamactl.spec.features import RARE, features
 from llamactl.spec.model import Model
 from llamactl.spec.path import path
 
@@ -54,6 +54,11 @@ class CompareReport:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the names that schema 1 fixes."""
         return asdict(self)
+
+    def told(self) -> tuple[str, ...]:
+        """The features to show: what most models have none of only where one of these has."""
+        found = self.models[0].features
+        return tuple(n for n in found if n not in RARE or {m.features[n] for m in self.models} - {"none", "nothing"})
 
     def _repr_html_(self) -> str:
         from llamactl.render import html

@@ -26,6 +26,7 @@ from llamactl.spec.switches import SIZE, Choices, between, nearest, share_of, sh
 
 SHARE = "share"  # the control that says how many query heads share a KV head
 WEIGHTS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
+MOST = 2**53 - 1  # a script's whole numbers are exact up to here
 PROOFS = 64  # models for which the page is given finished numbers, to check its own against
 
 
@@ -90,7 +91,7 @@ class Proof:
 class End:
     """One of the two models as it is published. dtype: of its weights. share: query heads to a KV head, if alike.
 
-    silent: why there are no rotations, None where there are some.
+    silent: why there are no rotations, None where there are some. notes: warnings of what its numbers leave out.
     """
 
     id: str
@@ -102,6 +103,7 @@ class End:
     usable: int | None
     rotations: tuple[Turning, ...]
     silent: str | None
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,14 @@ class _State(NamedTuple):
 
 
 def explore(a: Model, b: Model | None, *, start: str, goal: str | None = None) -> ExploreReport:
-    """Cost every model between `a` and `b`; of `a` alone, all numbers of KV heads. start, goal: what to call them."""
+    """Cost every model between `a` and `b`; of `a` alone, all numbers of KV heads. start, goal: what to call them.
+
+    Raises InputRefused (too-large).
+    """
+    for model, name in ((a, start), (b, goal)):
+        if model is not None and model.total() > MOST:
+            raise InputRefused("too-large", f"{model.total():,} parameters, and a page counts to {MOST:,} exactly",
+                               path=name, help="llamactl params and llamactl kv-cache have no such limit")
     choices = between(a, b if b is not None else a)
     keys = tuple(s.key for s in choices.switches)
     reached = b is None or choices.reached()
@@ -237,7 +246,7 @@ def _world(states: Mapping[_State, Model], reference: str, keys: tuple[str, ...]
         words=tables([{f.name: f.text for f in features(m)} for m in models]),
         parts=tables([o.parts for o in forms]), form=table(replace(o, parts={}) for o in forms),
         cache=table(coefficients(m) for m in models),
-        state_bytes=table(kv_cache(m, 1).at[0].state_bytes for m in models),
+        state_bytes=table(kv_cache(m, 1, dtype="bf16").at[0].state_bytes for m in models),
         # not by SHARE itself, which may stand for the size where no sharing is possible at both
         shares=_table(keys, options),
         aims=_table(keys, {key: _aims(found, ends) for key, found in options.items()}))
@@ -290,7 +299,8 @@ def _end(model: Model, name: str) -> End:
         found, why = (), e.message
     return End(id=name, family=model.family, model_type=model.model_type, dtype=weights_dtype(model, None)[0].name,
                share=share_of(model), trained=model.context.trained, usable=model.context.usable,
-               rotations=found, silent=why or (None if found else _still(model)))
+               rotations=found, silent=why or (None if found else _still(model)),
+               notes=tuple(dict.fromkeys(words for _, words in model.notes)))
 
 
 def _still(model: Model) -> str:

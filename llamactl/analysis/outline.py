@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
+from llamactl.analysis.formulas import embedding, logits, softmax
 from llamactl.spec.changes import each_layer
 from llamactl.spec.features import attention, features
 from llamactl.spec.latent import LatentAttention
@@ -24,11 +25,12 @@ class Part:
 
     params: in the whole model. each: in one block, None where blocks differ or outside them. blocks: how many have it,
     0 outside them. lines: how the numbers of one come about, each a product that was multiplied out and found equal;
-    what a block holds of the part is the sum of what they say.
+    what a block holds of the part is the sum of what they say. fill: what stands in its formula's place.
     """
 
     kind: str
     words: str
+    fill: str = ""
     params: int
     each: int | None = None
     blocks: int = 0
@@ -60,6 +62,7 @@ class _Row(NamedTuple):
     words: str
     lines: Iterable[tuple[str, int]] = ()
     layer: Layer | None = None
+    fill: str = ""
 
 
 def outline(model: Model) -> Outline:
@@ -74,7 +77,7 @@ def outline(model: Model) -> Outline:
         alike = len({x for x, _ in here}) == 1
         own = (outside if row.layer is None else _sums(row.layer.leaves()))[row.key]
         parts[row.key] = Part(
-            kind=row.kind, words=row.words, each=here[0][0] if alike else None,
+            kind=row.kind, words=row.words, fill=row.fill, each=here[0][0] if alike else None,
             blocks=sum(n for x, n in layers if _has(x, row.key)), lines=_closed(tuple(row.lines), own),
             params=sum(x * n for x, n in here) + outside.pop(row.key, 0))
     left = outside.total() + sum(n * sums.total() for sums, n in inside)
@@ -110,7 +113,7 @@ def _has(layer: Layer, key: str) -> bool:
 def _outer(model: Model) -> Iterator[_Row]:
     embed, place = model.embed, model.positions
     yield _Row("embed", "embedding", f"{embed.vocab:,} x {embed.dim:,}",
-               _product("table", (embed.vocab, embed.dim), _only(embed.leaves())))
+               _product("table", (embed.vocab, embed.dim), _only(embed.leaves())), fill=embedding(model))
     if isinstance(place, LearnedPositions):
         yield _Row("pos_embed", "learned", f"{place.rows:,} x {place.dim:,}",
                    _product("table", (place.rows, place.dim), _only(place.leaves())))
@@ -121,11 +124,12 @@ def _outer(model: Model) -> Iterator[_Row]:
     if model.norm:
         yield _Row("norm", *_norm(model.norm))
     if model.tied:
-        yield _Row("head", "tied", "the token embedding again")
+        yield _Row("head", "tied", "the token embedding again", list(_vectors(model.head.leaves())), fill=logits(model))
     else:
         head = model.head
         yield _Row("head", "untied", f"{head.vocab:,} x {head.hidden:,}", [
-            *_product("matrix", (head.vocab, head.hidden), _only(head.leaves())), *_vectors(head.leaves())])
+            *_product("matrix", (head.vocab, head.hidden), _only(head.leaves())), *_vectors(head.leaves())],
+            fill=logits(model))
 
 
 def _block(model: Model) -> Iterator[_Row]:
@@ -160,9 +164,10 @@ def _part(model: Model, layer: Layer, key: str, told: dict[str, str]) -> _Row:
         return _rotation(model, a, told["positions"])
     words = attention(each_layer(model, lambda x: replace(x, state=None)))
     if isinstance(a, LatentAttention):
-        return _Row(key, "mla", words, [*_matrices(a.leaves()), *_expanded(a), *_kept(model, layer)])
+        return _Row(key, "mla", words, [*_matrices(a.leaves()), *_expanded(a), *_kept(model, layer)],
+                    fill=softmax(a))
     kind = "mha" if a.n_kv_heads == a.n_heads else "mqa" if a.n_kv_heads == 1 else "gqa"
-    return _Row(key, kind, words, [*_heads(a), *_kept(model, layer)])
+    return _Row(key, kind, words, [*_heads(a), *_kept(model, layer)], fill=softmax(a))
 
 
 def _rotation(model: Model, a: Attention | LatentAttention, told: str) -> _Row:
@@ -241,12 +246,14 @@ def _kept(model: Model, layer: Layer) -> Iterator[tuple[str, int]]:
             yield f"kept for its indexer: {c.elements:,} elements a token and layer", 0
         elif c.kind != "latent" and c.k_dim == c.v_dim:
             yield from _product("kept, K and V", (2, c.heads, c.k_dim), c.elements, " elements a token and layer")
-    every = sum(n * c.elements for x, n in model.distinct_layers() for c in x.caches())
+    caches = [(c, n) for x, n in model.distinct_layers() for c in x.caches()]
+    every = sum(n * c.elements for c, n in caches)
     own = sum(c.elements for c in layer.caches())
+    unit = " elements a token" + (", until windows are full" if any(c.window for c, _ in caches) else "")
     if own and every == model.n_layers * own:
-        yield from _product("kept in all layers", (model.n_layers, own), every, " elements a token")
+        yield from _product("kept in all layers", (model.n_layers, own), every, unit)
     elif every:
-        yield f"kept in all layers: {every:,} elements a token", 0
+        yield f"kept in all layers: {every:,}{unit}", 0
 
 
 def _experts(m: MoE, whole: int) -> Iterator[tuple[str, int]]:

@@ -27,7 +27,8 @@ def explore(
                                         "until Ctrl-C.")] = False,
     port: Annotated[int | None, typer.Option("--port", metavar="N", min=0, max=65535, show_default=False,
                                              help="For --serve. Default: a free one.")] = None,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Whether --serve opens the browser.")] = True,
+    browser: Annotated[bool | None, typer.Option("--browser/--no-browser", show_default=False, help="Whether --serve "
+                                                 "opens the browser. Default: it does.")] = None,
     *,
     out: Output,
     reach: Access,
@@ -44,12 +45,13 @@ def explore(
                          help="give -o page.html, or --serve to look at it at once")
     if output is not None and not output.lower().endswith(".html"):
         raise UsageError("usage", f"--output {output!r} does not end in .html")
-    if port is not None and not serve:
-        raise UsageError("usage", "--port is for --serve, and nothing is served", help="add --serve")
+    alone = "--port" if port is not None else "--browser" if browser else "--no-browser" if browser is False else None
+    if alone and not serve:
+        raise UsageError("usage", f"{alone} is for --serve, and nothing is served", help="add --serve")
     refs = [ref for ref in (start, goal) if ref is not None]
     loaded = load_all(refs or None, None, reach)
     report, page = made(loaded)
-    inputs = {"output": output, "force": force, "serve": serve, "port": port or 0, "browser": browser}
+    inputs = {"output": output, "force": force, "serve": serve, "port": port or 0, "browser": browser is not False}
     if output is not None:
         from llamactl.atomic import create
 
@@ -59,4 +61,4 @@ def explore(
         return
     with server(page, port or 0) as (url, run):
         show_page(loaded, report, page, output, url, inputs, out)
-        run(browser)
+        run(browser is not False)

@@ -16,7 +16,7 @@ def view(reports: Sequence[CompareReport], *, sources: Sequence[str] = (), **_: 
     ids = [m.id for m in r.models]
     marks = {d.feature for d in r.differences}
     rows: list[tuple[Cell, ...]] = [
-        ("*" if name in marks else "", name, *(m.features[name] for m in r.models)) for name in r.models[0].features]
+        ("*" if name in marks else "", name, *(m.features[name] for m in r.models)) for name in r.told()]
     numbers: list[tuple[Cell, ...]] = [
         ("parameters", *(m.total for m in r.models)),
         ("  against the first", *(ratio(m.total_ratio) for m in r.models)),

@@ -111,7 +111,7 @@ _BODY = """<header>
 <p class="soft">The same in a terminal:</p>
 <pre id="command" tabindex="0" role="region" aria-label="Commands that print these numbers"></pre>
 </section>
-<div class="reader">
+<div class="reader" id="reader">
 <section aria-labelledby="blocks-title">
 <h2 id="blocks-title">The block</h2>
 <p class="soft">A token enters at the top. Choose a part to read what it does and what it costs.</p>
@@ -142,7 +142,7 @@ _BODY = """<header>
 </section>
 <section aria-labelledby="cache-title-h">
 <h2 id="cache-title-h">Memory against context</h2>
-<p class="soft">Grey: weights. Above them each group of layers. Dashed: if every query head kept its own K and V. The
+<p class="soft">Grey: weights, and the state of recurrent mixers where there are some. Above it each group of layers. Dashed: if every query head kept its own K and V. The
 cache is {definition}. A device needs some memory beside: <code>llamactl fit</code> counts that too.</p>
 <label class="no-print"><input type="checkbox" id="loaded" checked> with the weights</label>
 <figure id="cache"></figure>
@@ -155,7 +155,7 @@ cache is {definition}. A device needs some memory beside: <code>llamactl fit</co
 <h2 id="rope-title">Rotary positions</h2>
 <p id="rope-none" class="soft"></p>
 <div id="rope-body">
-<p class="soft">Each pair of dimensions of q and k turns with the position, at its own speed. Move the key: the share of
+<p class="soft">q and k are turned in pairs of dimensions as the position grows, each pair at its own speed. Move the key: the share of
 the score moves. Shift both: it stays.</p>
 <div class="inline no-print"><label>Rotation <select id="turn"></select></label>
 <label>Scheme <select id="way"></select></label></div>

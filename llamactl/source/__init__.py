@@ -60,6 +60,8 @@ def resolve(ref: str | None, *, offline: bool = False, hub: bool = False) -> Res
         found = presets.find(ref)
         if found is not None:
             return _preset(found, ref)
+        if os.path.lexists(path):  # a folder without a model: what is wrong with it, not what the Hub says of its name
+            return _local(path, ref)
     if not re.fullmatch(_HUB_ID, ref):
         raise _nothing(ref)
     return _hub(ref, offline=offline)

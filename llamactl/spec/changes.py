@@ -204,7 +204,9 @@ def set_hidden(model: Model, n: int) -> Model:
                        mlp_post_norm=norm(x.mlp_post_norm))
 
     changed = each_layer(model, one)
-    scale = None if model.embed.scale is None else n**0.5
+    scale = model.embed.scale
+    if scale is not None and abs(scale / model.hidden**0.5 - 1) < 1e-12:  # one that follows the width (Gemma)
+        scale = n**0.5
     positions = replace(model.positions, dim=n) if model.positions else None
     return replace(changed, hidden=n, embed=replace(model.embed, dim=n, scale=scale), norm=norm(model.norm),
                    embed_norm=norm(model.embed_norm), head=replace(model.head, hidden=n), positions=positions)

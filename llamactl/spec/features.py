@@ -23,6 +23,9 @@ GATED = {"silu": "SwiGLU", "gelu": "GeGLU (exact)", "gelu_tanh": "GeGLU (tanh fo
          "swigluoai": "clamped SwiGLU"}
 
 
+RARE = ("factors", "beside the decoder")  # most models have none: told where one does
+
+
 class Feature(NamedTuple):
     """One side of a model in words. name: what it is a feature of."""
 
@@ -42,19 +45,21 @@ class Change(NamedTuple):
 
 
 def features(model: Model) -> tuple[Feature, ...]:
-    """Positions, norm, feed-forward, attention, biases, head, dropout, then the sizes."""
+    """Positions, norm, feed-forward, attention, biases, head, factors, dropout, the sizes, then what is no decoder."""
     return (
         Feature("positions", positions(model)),
         Feature("norm", norm(model)),
         Feature("feed-forward", feed_forward(model)),
         Feature("attention", attention(model)),
         Feature("biases", biases(model)),
-        Feature("head", "tied to the embedding" if model.tied else "untied"),
+        Feature("head", head(model)),
+        Feature("factors", factors(model)),
         Feature("dropout", f"{model.dropout:g}" if model.dropout else "none"),
         Feature("layers", f"{model.n_layers:,}"),
         Feature("hidden", f"{model.hidden:,}"),
         Feature("vocabulary", f"{model.embed.vocab:,}"),
         Feature("context", f"{model.context.usable:,}" if model.context.usable else "no limit stated"),
+        Feature("beside the decoder", ", ".join(s.name.replace("_", " ") for s in model.sections) or "nothing"),
     )
 
 
@@ -157,6 +162,24 @@ def feed_forward(model: Model) -> str:
     return _share(model, one) or "none"
 
 
+def scaled(a: Attention | LatentAttention, usual: float) -> str | None:
+    """The factor on q.k in words, None where it is the usual one, up to what no arithmetic could tell apart."""
+    return None if a.scale is None or abs(a.scale / usual - 1) < 1e-12 else f"scores x {a.scale:.6g}"
+
+
+def _growth(a: Attention) -> str | None:
+    if a.q_growth is None:
+        return None
+    beta, positions, first = a.q_growth
+    return f"q x 1 + {beta:g} ln(1 + floor((m + {first}) / {positions:,})) at position m".replace("(m + 0)", "m")
+
+
+def _sparse(a: Attention) -> str | None:
+    if a.sparse is None:
+        return None
+    return f"block-sparse (the last {a.sparse.local} blocks of {a.sparse.block}, then each {a.sparse.stride}th)"
+
+
 def _heads(a: Attention) -> str:
     if a.n_kv_heads == a.n_heads:
         out = f"MHA, {a.n_heads} heads of {a.head_dim}"
@@ -165,7 +188,11 @@ def _heads(a: Attention) -> str:
     else:
         out = f"GQA, {a.n_heads} query heads share {a.n_kv_heads} KV heads of {a.head_dim}"
     extras = [("norms on q and k", a.q_norm), ("sinks", a.sinks), ("an output gate", a.gated),
-              (f"logits capped at {a.softcap or 0:g}", a.softcap), ("V taken from K", a.v_from_k)]
+              (f"logits capped at {a.softcap or 0:g}", a.softcap), ("V taken from K", a.v_from_k),
+              (scaled(a, a.head_dim ** -0.5), scaled(a, a.head_dim ** -0.5)), (_sparse(a), a.sparse),
+              (f"q, k and v clipped at {a.clip or 0:g}", a.clip), ("K and V of pictures", a.cross),
+              ("K and V of an earlier layer", a.shares_kv), ("a norm on v", a.v_norm),
+              ("norms after the rotation", a.norm_after_rope), (_growth(a), a.q_growth)]
     if a.window:
         out += f", {a.window_kind} window {a.window:,}"
     return out + "".join(f", {word}" for word, there in extras if there)
@@ -178,7 +205,7 @@ def attention(model: Model) -> str:
         words = []
         if isinstance(layer.attn, LatentAttention):
             latent = f"{layer.attn.kv_rank} + {layer.attn.qk_rope}"
-            words.append(f"MLA, {layer.attn.n_heads} heads over a latent of {latent}")
+            words.append(f"MLA, {layer.attn.n_heads} heads over a latent of {latent}" + _latent_extras(layer.attn))
         elif layer.attn is not None:
             words.append(_heads(layer.attn))
         if layer.state is not None:
@@ -186,6 +213,28 @@ def attention(model: Model) -> str:
         return " beside ".join(words) or None
 
     return _share(model, one) or "none"
+
+
+def _latent_extras(a: LatentAttention) -> str:
+    scale, x = scaled(a, (a.qk_nope + a.qk_rope) ** -0.5), a.indexer
+    picks = f", an indexer of {x.heads} heads of {x.head_dim}" + (f" that picks {x.top_k:,}" if x.top_k else "") if x else ""
+    return (f", {scale}" if scale else "") + picks
+
+
+def head(model: Model) -> str:
+    """Where the logits come from, and what is done to them."""
+    h = model.head
+    extras = [("rows of length 1", h.unit_rows), (f"logits x {h.scale or 1:.6g}", h.scale not in (None, 1)),
+              (f"logits capped at {h.softcap or 0:g}", h.softcap)]
+    return ("tied to the embedding" if h.tied else "untied") + "".join(f", {word}" for word, there in extras if there)
+
+
+def factors(model: Model) -> str:
+    """What the embedding and the branches are multiplied by before they are added to the stream."""
+    scale = model.embed.scale
+    branches = _share(model, lambda x: None if x.residual_scale in (None, 1) else f"branches x {x.residual_scale:.6g}")
+    return "; ".join([*([f"embedding x {scale:.6g}"] if scale not in (None, 1) else []), *([branches] if branches else [])
+                      ]) or "none"
 
 
 def biases(model: Model) -> str:

@@ -84,10 +84,13 @@ def norms(a: Model, b: Model) -> Wanted:
 
 
 def gate(a: Model, b: Model) -> Wanted:
-    """b's gate and activation; of its experts, where it has those."""
-    x = _feed_forward(b.layers[-1])
-    if x is not None and _feed_forward(a.layers[-1]) is not None:
-        yield "gate and activation", (f"gate={str(x.gated).lower()}", f"activation={x.activation}")
+    """b's gate and activation where a has others; of its experts, where it has those."""
+    x, y = _feed_forward(b.layers[-1]), _feed_forward(a.layers[-1])
+    if x is not None and y is not None:
+        edits = {"gate": f"gate={str(x.gated).lower()}", "activation": f"activation={x.activation}"}
+        other = [word for word in edits if changes(a, edits[word])]
+        if other:
+            yield " and ".join(other), tuple(edits[word] for word in other)
 
 
 def biases(b: Model) -> Wanted:
@@ -117,9 +120,33 @@ def positions(a: Model, b: Model) -> Wanted:
     elif isinstance(b.positions, SinusoidalPositions):
         yield "sinusoidal positions", ("positions=sinusoidal",)
     elif isinstance(first, Attention) and first.rope:
-        yield f"RoPE, base {first.rope.theta:,.10g}", ("positions=rope", f"rope_theta={first.rope.theta!r}")
+        edits = ("positions=rope", f"rope_theta={first.rope.theta!r}")
+        if _base(a) != _base(b) or _positions_after(a, edits) == told(b):  # else the layers that have none differ
+            yield f"RoPE, base {first.rope.theta:,.10g}", edits
     elif isinstance(first, Attention) and first.alibi:
         yield "ALiBi", ("positions=alibi",)
+
+
+def changes(model: Model, edit: str) -> bool:
+    """Whether an edit can be made and makes another model."""
+    try:
+        return apply(model, edit) != model
+    except UsageError:
+        return False
+
+
+def _base(model: Model) -> float | None:
+    at = model.layers[0].attn
+    return at.rope.theta if isinstance(at, Attention) and at.rope else None
+
+
+def _positions_after(model: Model, edits: tuple[str, ...]) -> str | None:
+    try:
+        for edit in edits:
+            model = apply(model, edit)
+    except UsageError:
+        return None
+    return told(model)
 
 
 def _feed_forward(layer: Layer) -> MLP | None:

@@ -156,13 +156,15 @@ def _wanted(a: Model, b: Model) -> Iterator[Switch]:
     ratios = _ratio(a), _ratio(b)
     if None not in ratios and ratios[0] != ratios[1]:
         yield Switch(key=FFN, title="feed-forward width")
-    rest = (*path.biases(b), *path.dropout(b))
+    rest = [(title, edits) for title, edits in (*path.biases(b), *path.dropout(b))
+            if any(path.changes(a, e) for e in edits)]
     if rest:
         yield Switch(key="biases", title=" and ".join(t for t, _ in rest), edits=tuple(e for _, es in rest for e in es))
     yield from (Switch(key="head", title=title, edits=edits) for title, edits in path.head(b))
     if a.embed.vocab != b.embed.vocab:  # a head may have other rows than the table, which this edit would make alike
         yield Switch(key="vocab", title="vocabulary", edits=(f"vocab={b.embed.vocab}",))
-    yield Switch(key=SIZE, title="size")
+    sizes = [_parts_of_size(m) for m in (a, b)]
+    yield Switch(key=SIZE, title="context" if sizes[0] == sizes[1] else "size")
 
 
 def _size(a: Model, b: Model) -> Iterator[str]:
@@ -176,6 +178,12 @@ def _size(a: Model, b: Model) -> Iterator[str]:
     yield f"n_layers={b.n_layers}"
     if b.context.usable and b.context.usable != a.context.usable:
         yield f"context={b.context.usable}"
+
+
+def _parts_of_size(model: Model) -> tuple[int | None, ...]:
+    """What the switch of sizes sets, but for the context."""
+    a = model.layers[0].attn
+    return (model.hidden, model.n_layers, *((a.n_heads, a.head_dim) if isinstance(a, Attention) else ()))
 
 
 def _heads(model: Model) -> int | None:

@@ -22,6 +22,7 @@ def test_from_gpt2_to_llama_3() -> None:
         "feed-forward": "2 matrices, GELU (tanh form), 3,072 = 4 x hidden",
         "attention": "MHA, 12 heads of 64", "biases": "on every matrix", "head": "tied to the embedding",
         "dropout": "0.1", "layers": "12", "hidden": "768", "vocabulary": "50,257", "context": "1,024",
+        "factors": "none", "beside the decoder": "nothing",
     }
     assert dict(features(b)) == {
         "positions": "RoPE, base 500,000", "norm": "RMSNorm (scale) before each branch",
@@ -44,7 +45,11 @@ def test_from_gpt2_to_llama_3() -> None:
     ("phi-2", "biases", "on every matrix; head"),
     ("falcon-7b", "attention", "MQA, 71 query heads share 1 KV head of 64"),
     ("qwen2.5-7b", "biases", "q, k, v"),
-    ("deepseek-v3", "attention", "MLA, 128 heads over a latent of 512 + 64"),
+    ("deepseek-v3", "attention", "MLA, 128 heads over a latent of 512 + 64, scores x 0.135234"),
+    ("gemma-2-27b", "head", "tied to the embedding, logits capped at 30"),
+    ("gemma-2-27b", "factors", "embedding x 67.8823"),
+    ("gemma-3-4b", "beside the decoder", "vision, projector"),
+    ("llama-3-8b", "factors", "none"),
     ("smollm3-3b", "positions", "RoPE, base 5,000,000 on 27 of 36 layers"),
     ("mixtral-8x7b", "feed-forward", "2 of 8 experts: 3 matrices, SwiGLU, 14,336 = 3.5 x hidden"),
     ("llama-3.1-8b", "positions", "RoPE, base 500,000, llama3 x8"),

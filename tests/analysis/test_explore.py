@@ -66,7 +66,7 @@ def test_a_goal_that_edits_do_not_reach_is_a_world_of_its_own() -> None:
     found = report("gpt2", "gemma-2-9b")
     goal = found.worlds[1]
     assert goal.switches == ()
-    assert [n for n, _, _ in found.rest] == ["norm", "attention"]
+    assert [n for n, _, _ in found.rest] == ["norm", "attention", "head", "factors"]
     for share in shares(load("gemma-2-9b").model):
         made = load("gemma-2-9b", edits=[f"n_kv_heads={16 // share}"]).model
         assert look(goal.counts["total"], set(), share) == made.total()

@@ -552,7 +552,7 @@ class TestSplit:
 
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "llamactl", *argv], capture_output=True, text=True, timeout=60,
+    return subprocess.run([sys.executable, "-m", "llamactl", *argv], capture_output=True, text=True, timeout=180,
                           check=False)
 
 

@@ -100,7 +100,7 @@ def run(tmp_path: Path) -> Run:
              decode: str = "utf-8", stdout: Any = subprocess.PIPE) -> Result:
         done = subprocess.run([sys.executable, "-m", "llamactl", *args], env=clean_environment(tmp_path, env),
                               cwd=cwd or tmp_path, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
-                              timeout=60, check=False)
+                              timeout=180, check=False)
         return Result(done.returncode, (done.stdout or b"").decode(decode), done.stderr.decode(decode))
 
     return call
@@ -128,7 +128,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             m.chdir(cwd or tmp_path)
             capsys.readouterr()
             others = signal.signal(signal.SIGALRM, stuck)
-            signal.setitimer(signal.ITIMER_REAL, 30)
+            signal.setitimer(signal.ITIMER_REAL, 120)
             try:
                 code = run_here([str(a) for a in args])
             finally:
@@ -162,7 +162,7 @@ def terminal(tmp_path: Path) -> Run:
                 break
             out += part
         os.close(ours)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=180)
         return Result(process.returncode, out.decode().replace("\r\n", "\n"), err.decode())
 
     return call

@@ -215,7 +215,7 @@ def test_a_passage_comes_along(cli: Any, trained: Any) -> None:
 
 def test_a_text_on_standard_input(trained: Any, tmp_path: Path, environment: Any) -> None:
     done = subprocess.run([sys.executable, "-m", "llamactl", "ablate", str(trained()), "--text", "-", "--edits", "gelu",
-                           "--json"], input=TEXT, capture_output=True, text=True, timeout=60, check=False,
+                           "--json"], input=TEXT, capture_output=True, text=True, timeout=180, check=False,
                           env=environment(tmp_path), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["result"]["models"][0]["text"] == "-"

@@ -395,7 +395,7 @@ def test_a_limit_on_the_memory_of_a_process(environment: Any, source: Path, tmp_
     (tmp_path / "home").mkdir()
     done = subprocess.run([sys.executable, "-m", "llamactl", "convert", source, tmp_path / "o", "--no-proof"],
                           env=environment(tmp_path / "home"), capture_output=True, text=True, preexec_fn=starve,
-                          check=False, timeout=60)
+                          check=False, timeout=180)
     assert done.returncode != 0 or made.read(tmp_path / "o")
     assert sorted(os.listdir(tmp_path)) == (["home"] if done.returncode else ["home", "o"])
     assert done.stdout == "" or not done.returncode

@@ -610,7 +610,7 @@ def test_equal_bytes_are_compared_without_importing_torch(made: Any, environment
     code = ("import sys\nfrom llamactl.cli.app import run\ncode = run(['diff', *sys.argv[1:], '-q'])\n"
             "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\nsys.exit(code)")
     done = subprocess.run([sys.executable, "-c", code, made["llama", "hf"], made["llama", "gguf"]], check=False,
-                          env=environment(tmp_path), capture_output=True, text=True, timeout=60)
+                          env=environment(tmp_path), capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 

@@ -178,6 +178,7 @@ def test_folders_that_hold_no_model(cli: Any, tmp_path: Path, command: str) -> N
     empty = tmp_path / "empty"
     empty.mkdir()
     check(cli(command, empty), REFUSED, "no-model", str(empty), "no config.json, params.json or .gguf here", "help: ")
+    check(cli(command, "empty"), REFUSED, "no-model", "empty: no config.json")  # and no question to the Hub
     (empty / "model.safetensors").write_bytes(b"")
     check(cli(command, empty), REFUSED, "config-missing-file", "weights without a config.json", "help: copy")
     check(cli(command, empty / "model.safetensors"), REFUSED, "config-missing-file", "weights alone", "help: give")

@@ -96,7 +96,7 @@ def served(environment: Callable[..., dict[str, str]], tmp_path: Path) -> Iterat
 
 
 def ask(port: int, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     out = answer.status, answer.read(), dict(answer.headers)
@@ -124,7 +124,7 @@ def test_the_page_is_served_to_this_machine_alone(served: tuple[int, Any], cli: 
                  if line.split()[3] == "0A" and line.split()[1].endswith(f":{port:04X}")]
     assert listening == [f"0100007F:{port:04X}"]
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
     assert err == "error[interrupted]: interrupted\n"
 

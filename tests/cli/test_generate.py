@@ -320,7 +320,7 @@ def test_text_comes_as_it_is_written_and_stays_when_interrupted(endless: Any, se
     assert begun == b"bcdefghAbcde"
     assert process.poll() is None
     process.send_signal(sent)
-    rest, err = process.communicate(timeout=30)
+    rest, err = process.communicate(timeout=120)
     assert process.returncode == code
     assert err == b"error[" + word + b"]: " + word + b"\n"
     text = begun + rest
@@ -333,7 +333,7 @@ def test_an_interrupted_json_answer_is_an_error_object(endless: Any) -> None:
         process.communicate(timeout=4)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, b"error[interrupted]: interrupted\n")
     assert json.loads(out)["error"]["code"] == "interrupted"
 
@@ -344,7 +344,7 @@ def test_a_reader_that_leaves_ends_it_silently(endless: Any) -> None:
     process.stdout.close()
     with process.stderr:
         err = process.stderr.read()
-    assert (process.wait(timeout=30), err) == (0, b"")
+    assert (process.wait(timeout=120), err) == (0, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the kernel has no /dev/full")

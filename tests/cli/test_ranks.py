@@ -161,7 +161,7 @@ def begun(endless: Path, environment: Callable[..., dict[str, str]], tmp_path: P
 def test_a_signal_ends_all_with_one_line(begun: Any, sent: signal.Signals, code: int, word: bytes) -> None:
     process, ranks = begun()
     process.send_signal(sent)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (code, b"error[" + word + b"]: " + word + b"\n")
     assert out.endswith(b"\n")
     assert gone(ranks)
@@ -172,7 +172,7 @@ def test_what_aborts_after_the_last_word_is_not_reached(begun: Any, tmp_path: Pa
     (tmp_path / "site" / "sitecustomize.py").write_text(ABORTS)  # as threads of torch.distributed do at times
     process, _ = begun(tmp_path / "site")
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (143, b"error[terminated]: terminated\n")
 
 
@@ -180,7 +180,7 @@ def test_what_aborts_after_the_last_word_is_not_reached(begun: Any, tmp_path: Pa
 def test_a_process_that_is_killed_ends_the_others(begun: Any, rank: int) -> None:
     process, ranks = begun()
     os.kill(ranks[rank], signal.SIGKILL)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     first, help = err.decode().splitlines()
     assert (process.returncode, first) == (5, f"error[rank-lost]: process {rank} of 2 was ended by SIGKILL")
     assert help.startswith("help: ")
@@ -191,7 +191,7 @@ def test_a_process_that_hears_nothing_is_ended_too(begun: Any) -> None:
     process, ranks = begun()
     os.kill(ranks[1], signal.SIGSTOP)
     os.kill(ranks[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err.count(b"\n")) == (5, 2)
     assert err.startswith(b"error[rank-lost]: process 0 of 2 was ended by SIGKILL\n")
     assert gone(ranks)
@@ -200,7 +200,7 @@ def test_a_process_that_hears_nothing_is_ended_too(begun: Any) -> None:
 def test_nobody_outlives_a_launcher_that_is_killed(begun: Any) -> None:
     process, ranks = begun()
     process.kill()
-    _, err = process.communicate(timeout=30)  # the pipes end when both are gone
+    _, err = process.communicate(timeout=120)  # the pipes end when both are gone
     assert err == b""
     assert gone(ranks)
 
@@ -210,7 +210,7 @@ def test_a_reader_that_leaves_ends_it_silently(begun: Any) -> None:
     process.stdout.close()
     with process.stderr:
         err = process.stderr.read()
-    assert (process.wait(timeout=30), err) == (0, b"")
+    assert (process.wait(timeout=120), err) == (0, b"")
     assert gone(ranks)
 
 

@@ -90,7 +90,7 @@ rewrite(read(sys.argv[1]), {("gpt2", "params"): 2})
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_killed_write_leaves_the_old_file(tmp_path: Path, step: str) -> None:
     file = written(tmp_path, "b.toml", "[gpt2]\nparams = 1\n")
-    done = subprocess.run([sys.executable, "-c", KILLED, file.path, step], check=False, timeout=60,
+    done = subprocess.run([sys.executable, "-c", KILLED, file.path, step], check=False, timeout=180,
                           env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])})
     assert done.returncode == -signal.SIGKILL
     assert Path(file.path).read_bytes() == file.raw

@@ -73,7 +73,7 @@ class World:
         """The result or the error of each call; nothing may stand on stderr."""
         done = subprocess.run([sys.executable, "-c", DRIVER, json.dumps({"calls": calls, **job})], env=self.env,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE if stderr is None else stderr,
-                              text=True, timeout=60)
+                              text=True, timeout=180)
         assert done.returncode == 0, done.stderr
         assert not done.stderr, done.stderr
         return json.loads(done.stdout)

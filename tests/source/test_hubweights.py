@@ -57,7 +57,7 @@ def heads(request: pytest.FixtureRequest, hub: Any, tmp_path: Path) -> Any:
         env |= {"HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "PYTHONPATH": ROOT}
         job |= {"library": request.param, "names": names}
         done = subprocess.run([sys.executable, "-c", DRIVER, json.dumps(job)], env=env, capture_output=True, text=True,
-                              timeout=60)
+                              timeout=180)
         assert done.returncode == 0, done.stderr
         assert not done.stderr, done.stderr
         assert TOKEN not in done.stdout

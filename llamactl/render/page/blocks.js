@@ -1,9 +1,11 @@
 // The two blocks, part by part in the order a token meets them.
 
-function kinds(key, part) {
-  const [title, formula, words] = data.texts[part.kind];
-  const place = { attn_norm: "before attention", attn_post_norm: "after attention", mlp_norm: "before feed-forward",
-    mlp_post_norm: "after feed-forward", norm: "at the end", embed_norm: "on the embedding" }[key];
+function kinds(key, part, both = false) {
+  const [title, form_, words] = data.texts[part.kind];
+  const formula = form_.replace("{}", part.fill);
+  const place = { attn_norm: both ? "before both" : "before attention", attn_post_norm: "after attention",
+    mlp_norm: "before feed-forward", mlp_post_norm: "after feed-forward", norm: "at the end",
+    embed_norm: "on the embedding" }[key];
   return { title: place ? `${title} ${place}` : title, name: title, formula, words };
 }
 
@@ -55,15 +57,22 @@ function branch(keysOf, mine, button, afterSum) {
   return [node("div", { class: "branch" }, ...inside.map(button)), sum("added to the stream"), ...after.map(button)];
 }
 
+function sharedNorm(mine, f) {
+  return Boolean(f.parallel && mine.attn_norm && !mine.mlp_norm);
+}
+
 function column(which, place, otherPlace) {
   const mine = parts(place), other = otherPlace ? parts(otherPlace) : null, f = form(place);
   const button = (k) => partButton(k, mine, other, which, f.layers);
   const has = (list) => list.filter((k) => mine[k]);
+  const shared = sharedNorm(mine, f) ? ["attn_norm"] : []; // one norm, whose output both branches read
   const first = ["attn_norm", "state", "rotation", "attn", "attn_post_norm"];
   const second = ["mlp_norm", "mlp", "mlp_post_norm"];
   const block = f.parallel
-    ? [node("div", { class: "branch two" }, node("div", {}, ...has(first).map(button)),
-      node("div", {}, ...has(second).map(button))), sum("both added to the stream")]
+    ? [node("div", { class: "branch" }, ...shared.map(button),
+      node("div", { class: "two" }, node("div", {}, ...has(first).filter((k) => !shared.includes(k)).map(button)),
+        node("div", {}, node("p", { class: "at-once" }, "beside it, on the same input"), ...has(second).map(button)))),
+    sum("both added to the stream")]
     : [...branch(first, mine, button, f.after_sum), ...branch(second, mine, button, f.after_sum)];
   return node("div", { class: "column", "data-column": which, role: "group",
     "aria-label": `The block of ${columnName(which)}` },
@@ -80,6 +89,7 @@ function showBlocks() {
   const made = twoModels
     ? [column("start", startPlace, state.place), column("now", state.place, startPlace)]
     : [column("now", state.place, null)];
+  byId("reader").className = twoModels ? "reader" : "reader single";
   put("blocks", ...made);
   const all = columns();
   put("features", table(["Feature", ...all.map(([which]) => columnName(which))], Object.keys(data.worlds[0].words)
@@ -93,7 +103,7 @@ function showPart() {
   const found = sides.map(([which, place]) => [which, place, parts(place)[state.part]]);
   put("part", ...found.map(([which, place, part]) => {
     const heading = node("h3", {}, columnName(which), ": ",
-      part ? kinds(state.part, part).title : "nothing stands here");
+      part ? kinds(state.part, part, sharedNorm(parts(place), form(place))).title : "nothing stands here");
     if (!part) return node("div", { class: "explained", "data-column": which }, heading);
     const { formula, words } = kinds(state.part, part);
     return node("div", { class: "explained", "data-column": which }, heading,

@@ -74,9 +74,9 @@ function groupName(g) {
   return `${g.kind}${g.window === null ? "" : ` ${number(g.window)}`}, ${g.layers} layer${g.layers === 1 ? "" : "s"}`;
 }
 
-// Bytes of what a device would hold at a context, weights first, then each group of layers.
+// Bytes of what a device would hold at a context: what does not grow with it first, then each group of layers.
 function layersAt(place, ctx) {
-  const base = state.loaded ? weightBytes(place, state.w) + stateBytes(place, state.batch) : 0n;
+  const base = (state.loaded ? weightBytes(place, state.w) : 0n) + stateBytes(place, state.batch);
   return [base, ...groups(place).map((g) => groupBytes(g, ctx, state.batch, state.kv))];
 }
 
@@ -92,7 +92,7 @@ function showCache() {
   const bends = list.map((g) => g.window).filter((w) => w !== null && w < far);
   const stops = [...new Set([0, ...bends, state.ctx, far])].sort((a, b) => a - b);
   const full = (ctx) => fullBytes(place, ctx, state.batch, state.kv)
-    + (state.loaded ? weightBytes(place, state.w) + stateBytes(place, state.batch) : 0n);
+    + layersAt(place, 0)[0];
   const high = Number(full(far)) || 1;
   const next = data.devices.map((d) => d.memory_bytes).filter((m) => m >= high).sort((a, b) => a - b)[0];
   const most = 1.08 * (next !== undefined && next < 2 * high ? next : high);
@@ -176,7 +176,7 @@ function reach(place, memory) {
 }
 
 function showDevices(place) {
-  const full = state.loaded ? "Full at, tokens, with the weights" : "Full at, tokens of cache alone";
+  const full = `Full at, tokens, ${state.loaded ? "with" : "without"} the weights`;
   put("devices", table(["Device", "Memory", full], data.devices.map((d) => {
     const most = reach(place, d.memory_bytes);
     const said = most === null ? "too small" : most === MOST_CTX ? `past ${number(MOST_CTX)}` : number(most);

@@ -37,7 +37,7 @@ function showNumbers() {
     line("All heads over kept", "full_heads_ratio", (p, n, c) => fullRatio(p, n, c)),
     all.some(([, p]) => stateBytes(p, 1) > 0n)
       ? line("State", "state_bytes", (p, n, c) => bytesCell(stateBytes(p, batch), n, c)) : null,
-    line("Weights and cache", "together", (p, n, c) =>
+    line(all.some(([, p]) => stateBytes(p, 1) > 0n) ? "Weights, cache and state" : "Weights and cache", "together", (p, n, c) =>
       bytesCell(weightBytes(p, w) + cacheBytes(p, ctx, batch, kv) + stateBytes(p, batch), n, c)),
   ];
   put("numbers", table(["Quantity", ...all.map(([which]) => columnName(which))], rows.filter(Boolean)));
@@ -57,7 +57,7 @@ function perToken(place) {
 function fullRatio(p, name, which) {
   const kept = cacheBytes(p, state.ctx, state.batch, state.kv);
   if (kept === 0n) return exact("", "-", name, which);
-  const ratio = Number(fullBytes(p, state.ctx, state.batch, state.kv)) / Number(kept);
+  const ratio = over(fullBytes(p, state.ctx, state.batch, state.kv), kept);
   return exact(ratio, times(ratio), name, which);
 }
 
@@ -70,9 +70,9 @@ function readings() {
   const full = Number(fullBytes(p, 1, 1, "bf16")) / 2;
   const { ctx, kv } = state;
   if (kept && perToken(p) === null) {
-    const fewer = Number(fullBytes(p, ctx, 1, kv)) / Number(cacheBytes(p, ctx, 1, kv));
-    out.push(`Cache at ${tokens(ctx)} tokens: ${times(fewer)} fewer bytes than if every query head kept its own K and V`
-      + `${windows(p)}.`);
+    const fewer = over(fullBytes(p, ctx, 1, kv), cacheBytes(p, ctx, 1, kv));
+    out.push(`Cache at ${tokens(ctx)} tokens: ${fewer === 1 ? "every query head keeps its own K and V"
+      : `${times(fewer)} fewer bytes than if every query head kept its own K and V`}${windows(p)}.`);
   } else if (a && kept && shares(p).length) {
     const heads = shares(p)[shares(p).length - 1];
     out.push(p.share === 1
@@ -108,7 +108,7 @@ function attention(place) {
 }
 
 function warnings() {
-  const out = [];
+  const out = [data.start, ...(twoModels ? [data.goal] : [])].flatMap((e) => e.notes.map((words) => `${e.id}: ${words}.`));
   for (const [which, p] of columns()) {
     const usable = count(p, "usable");
     if (usable !== null && state.ctx > usable) {

@@ -6,6 +6,17 @@ function wayName(way) {
   return way.target === null ? scheme : `${scheme}, at ${tokens(way.target)} tokens`;
 }
 
+// What becomes of a pair: only some schemes blend two frequencies, the others slow each pair by another factor.
+function kindWord(letter) {
+  const t = turning(), scheme = t.ways[state.way].method || t.scheme;
+  return { u: "untouched", b: ["yarn", "llama3"].includes(scheme) ? "blended" : "slowed less", s: "slowed" }[letter];
+}
+
+// The training whose angles are meant: a stretched model may have been trained on more, with the stretched ones.
+function training() {
+  return turning().scheme === "default" ? "training" : "unstretched training";
+}
+
 function turning() {
   return turnings[state.turn].turning;
 }
@@ -85,10 +96,9 @@ function showRope() {
     row("Angle between them", exact(angle(q) - angle(k), `${(angle(q) - angle(k)).toFixed(4)} rad`, "angle", "rope")),
     row("Positions a turn", exact((2 * Math.PI) / f, ((2 * Math.PI) / f).toFixed(4), "wavelength", "rope")),
     row("Frequency", exact(f, `${f.toExponential(6)} rad`, "frequency", "rope")),
-    row("Under this scheme", exact(way.kinds[state.pair], { u: "untouched", b: "blended", s: "slowed" }[
-      way.kinds[state.pair]] + (way.unseen[state.pair] === "1" ? ", meets angles it was not trained on" : ""),
-    "kind", "rope")),
-    row("Pairs that meet unseen angles", exact([...way.unseen].filter((u) => u === "1").length,
+    row("Under this scheme", exact(way.kinds[state.pair], kindWord(way.kinds[state.pair])
+      + (way.unseen[state.pair] === "1" ? `, goes further than it did in ${training()}` : ""), "kind", "rope")),
+    row(`Pairs that go further than in ${training()}`, exact([...way.unseen].filter((u) => u === "1").length,
       `${[...way.unseen].filter((u) => u === "1").length} of ${way.unseen.length}`, "unseen", "rope")),
   ]));
   showDial(q, k);
@@ -209,8 +219,9 @@ function showWaves() {
       label(LEFT - 6, y(10 ** p) + 4, `1e${p}`, { "text-anchor": "end" }));
   }
   for (const [c, word] of marks) {
+    const said = word === "trained" && training() !== "training" ? "unstretched" : word;
     out.push(line(LEFT, y(c), W - RIGHT, y(c), "limit"),
-      label(word === "trained" ? W - RIGHT : LEFT + 6, y(c) + (word === "trained" ? 12 : -4), `${word} ${number(c)}`,
+      label(word === "trained" ? W - RIGHT : LEFT + 6, y(c) + (word === "trained" ? 12 : -4), `${said} ${number(c)}`,
         { class: "limit-text", "text-anchor": word === "trained" ? "end" : "start" }));
   }
   const path = (values) => values.map((v, j) => (Number.isFinite(v) ? `${x(j).toFixed(2)},${y(v).toFixed(2)}` : null))
@@ -228,12 +239,12 @@ function showWaves() {
   out.push(label((LEFT + W) / 2, H - 6, "pair", { "text-anchor": "middle" }), label(4, 11, "positions a turn"));
   const kinds_ = (letter) => [...way.kinds].filter((c) => c === letter).length;
   const own = byId("turn").selectedOptions[0].textContent;
-  const said = `${own}. Positions a turn of ${before.length} pairs, dashed as trained, solid ${wayName(way)}: ${kinds_("u")} `
-    + `untouched, ${kinds_("b")} blended, ${kinds_("s")} slowed. Crosses: pairs that meet angles they were not trained on.`;
+  const said = `${own}. Positions a turn of ${before.length} pairs, dashed as in ${training()}, solid ${wayName(way)}: `
+    + `${["u", "b", "s"].map((k) => `${kinds_(k)} ${kindWord(k)}`).join(", ")}. `
+    + `Crosses: pairs that go further than they did in ${training()}.`;
   put("waves", svg("waves", "Wavelengths of all pairs", said, out));
   put("waves-said", said);
   put("waves-table", table(["pair", "unstretched", "stretched", "kind"], before.map((v, j) => row(String(j),
     exact(v, v.toFixed(4), "before", j), exact(after[j], after[j].toFixed(4), "after", j),
-    exact(way.kinds[j], { u: "untouched", b: "blended", s: "slowed" }[way.kinds[j]]
-      + (way.unseen[j] === "1" ? ", unseen" : ""), "kind", j)))));
+    exact(way.kinds[j], kindWord(way.kinds[j]) + (way.unseen[j] === "1" ? ", unseen" : ""), "kind", j)))));
 }

@@ -110,6 +110,12 @@ function weightBytes(place, dtype) {
   return ((BigInt(count(place, "total")) + block - 1n) / block) * bytes;
 }
 
+// a / b to the nearest double, as Python divides whole numbers: 64 bits of it, and whether anything was left.
+function over(a, b) {
+  const bits = (a << 64n) / b;
+  return Number(bits | ((a << 64n) % b ? 1n : 0n)) / 2 ** 64;
+}
+
 function ffnShare(place) {
   return count(place, "feed_forward.total") / count(place, "blocks_total");
 }

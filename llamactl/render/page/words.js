@@ -30,7 +30,8 @@ function put(id, ...children) {
 }
 
 function number(n) {
-  return String(n).replace(/\B(?=(\d{3})+(?!\d))/g, ",");
+  const [whole_, rest] = String(n).split(".");
+  return whole_.replace(/\B(?=(\d{3})+(?!\d))/g, ",") + (rest === undefined ? "" : `.${rest}`);
 }
 
 // As Python rounds: the nearest, and of two that are as near the even one. Only eighths (of 2 digits) lie between two.

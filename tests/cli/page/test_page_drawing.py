@@ -281,7 +281,7 @@ def test_devices_say_what_fills_them(opened: Any) -> None:
     page.click("text=Devices, and the context that fills them")
     assert "Full at, tokens, with the weights" in page.inner_text("#devices")
     page.uncheck("#loaded")
-    assert "Full at, tokens of cache alone" in page.inner_text("#devices")
+    assert "Full at, tokens, without the weights" in page.inner_text("#devices")
 
 
 @pytest.mark.parametrize("models", ["gpt2 llama-3-8b", "gemma-3-27b"])
