@@ -142,8 +142,9 @@ _BODY = """<header>
 </section>
 <section aria-labelledby="cache-title-h">
 <h2 id="cache-title-h">Memory against context</h2>
-<p class="soft">Grey: weights, and the state of recurrent mixers where there are some. Above it each group of layers. Dashed: if every query head kept its own K and V. The
-cache is {definition}. A device needs some memory beside: <code>llamactl fit</code> counts that too.</p>
+<p class="soft">Grey: weights, and the state of recurrent mixers where there are some. Above it each group of layers.
+Dashed: if every query head kept its own K and V. The cache is {definition}. A device needs some memory beside:
+<code>llamactl fit</code> counts that too.</p>
 <label class="no-print"><input type="checkbox" id="loaded" checked> with the weights</label>
 <figure id="cache"></figure>
 <p class="soft" id="cache-said"></p>
@@ -155,8 +156,8 @@ cache is {definition}. A device needs some memory beside: <code>llamactl fit</co
 <h2 id="rope-title">Rotary positions</h2>
 <p id="rope-none" class="soft"></p>
 <div id="rope-body">
-<p class="soft">q and k are turned in pairs of dimensions as the position grows, each pair at its own speed. Move the key: the share of
-the score moves. Shift both: it stays.</p>
+<p class="soft">q and k are turned in pairs of dimensions as the position grows, each pair at its own speed.
+Move the key: the share of the score moves. Shift both: it stays.</p>
 <div class="inline no-print"><label>Rotation <select id="turn"></select></label>
 <label>Scheme <select id="way"></select></label></div>
 <div class="two-columns text">

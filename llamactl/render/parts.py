@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-# kind (analysis.outline.Part.kind) -> (title, formula, explanation). {} in a formula: what the part itself fills in.
+# kind (analysis.outline.Part.kind) -> (title, formula, explanation). {} in a formula: what the part fills in.
 PARTS: dict[str, tuple[str, str, str]] = {
     "embedding": ("Token embedding", "x = {}",
                   "One row for each entry of the vocabulary, as wide as the stream. It is looked up: it costs memory "
-                  "and no product with a matrix. A larger vocabulary makes texts shorter in tokens and this table longer."),
+                  "and no product with a matrix. A larger vocabulary makes texts shorter in tokens and this table "
+                  "longer."),
     "learned": ("Learned positions", "x + P[position]",
                 "A trained row for each position, added once at the input. The table ends, and the model with it: "
                 "there is no row for the next position. A token's row differs from place to place, so that what a "
@@ -14,9 +15,10 @@ PARTS: dict[str, tuple[str, str, str]] = {
     "sinusoidal": ("Sinusoidal positions", "x + [sin(m w_j), cos(m w_j)]",
                    "Fixed sines and cosines of the position, added once at the input. No parameters."),
     "rope": ("RoPE", "q_m = R(m θ_j) q,  k_n = R(n θ_j) k;  q_m · k_n depends on m - n",
-             "Pairs of dimensions of q and k, all of them or the first, are turned by angles that grow with the "
-             "position, in each layer that has it. Turning both by the same amount changes no score, so only the distance between them counts. "
-             "There is no table to store and none that ends. V is not turned. The keys are kept as they were turned."),
+             "Pairs of dimensions of q and k, all of them or some, are turned by angles that grow with the "
+             "position, in each layer that has it. Turning both by the same amount changes no score, so only the "
+             "distance between them counts. There is no table to store and none that ends. V is not turned. The keys "
+             "are kept as they were turned."),
     "alibi": ("ALiBi", "score(m, n) - slope_h (m - n)",
               "A penalty on each score that grows with the distance, with a slope of its own for each head. No "
               "parameters, nothing is added to the stream."),

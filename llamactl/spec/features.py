@@ -130,7 +130,8 @@ def norm(model: Model) -> str:
         if before and after:
             where = "before and after each branch"
         elif before:
-            where = "once, before both branches" if layer.parallel and layer.mlp_norm is None else "before each branch"
+            where = "before each branch" if not layer.parallel else (
+                "once, before both branches" if layer.mlp_norm is None else "before each of two branches side by side")
         else:
             where = "after each sum" if layer.post_residual else "after each branch"
         some = before or after
@@ -217,8 +218,10 @@ def attention(model: Model) -> str:
 
 def _latent_extras(a: LatentAttention) -> str:
     scale, x = scaled(a, (a.qk_nope + a.qk_rope) ** -0.5), a.indexer
-    picks = f", an indexer of {x.heads} heads of {x.head_dim}" + (f" that picks {x.top_k:,}" if x.top_k else "") if x else ""
-    return (f", {scale}" if scale else "") + picks
+    out = f", {scale}" if scale else ""
+    if x is not None:
+        out += f", an indexer of {x.heads} heads of {x.head_dim}" + (f" that picks {x.top_k:,}" if x.top_k else "")
+    return out
 
 
 def head(model: Model) -> str:
@@ -231,10 +234,12 @@ def head(model: Model) -> str:
 
 def factors(model: Model) -> str:
     """What the embedding and the branches are multiplied by before they are added to the stream."""
-    scale = model.embed.scale
-    branches = _share(model, lambda x: None if x.residual_scale in (None, 1) else f"branches x {x.residual_scale:.6g}")
-    return "; ".join([*([f"embedding x {scale:.6g}"] if scale not in (None, 1) else []), *([branches] if branches else [])
-                      ]) or "none"
+
+    def by(what: str, factor: float | None) -> str | None:
+        return None if factor is None or factor == 1 else f"{what} x {factor:.6g}"
+
+    told = (by("embedding", model.embed.scale), _share(model, lambda x: by("branches", x.residual_scale)))
+    return "; ".join(filter(None, told)) or "none"
 
 
 def biases(model: Model) -> str:

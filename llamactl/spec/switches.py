@@ -93,6 +93,8 @@ def between(a: Model, b: Model) -> Choices:
         wider = Choices(a=a, b=b, switches=(*found.switches, switch))
         try:
             alone, both = _with(wider, {switch.key}), _with(wider, _keys(wider))
+            for share in wider.shares(_keys(wider)):  # each is offered
+                wider.model(_keys(wider), share)
         except UsageError:  # this edit has no meaning for these models
             continue
         if not (_alike(alone, a) and _alike(both, _with(found, _keys(found)))):
@@ -169,9 +171,9 @@ def _wanted(a: Model, b: Model) -> Iterator[Switch]:
 
 def _size(a: Model, b: Model) -> Iterator[str]:
     """Width, heads, layers and context of b; the KV heads come after, by their share."""
-    old, new = a.layers[0].attn, b.layers[0].attn
+    old, new = _plain(a), _plain(b)
     yield f"hidden={b.hidden}"
-    if isinstance(old, Attention) and isinstance(new, Attention):
+    if old is not None and new is not None:
         if old.n_kv_heads != old.n_heads:  # every query head its own, for those follow any number
             yield f"n_kv_heads={old.n_heads}"
         yield from (f"n_heads={new.n_heads}", f"head_dim={new.head_dim}")
@@ -182,8 +184,13 @@ def _size(a: Model, b: Model) -> Iterator[str]:
 
 def _parts_of_size(model: Model) -> tuple[int | None, ...]:
     """What the switch of sizes sets, but for the context."""
-    a = model.layers[0].attn
-    return (model.hidden, model.n_layers, *((a.n_heads, a.head_dim) if isinstance(a, Attention) else ()))
+    a = _plain(model)
+    return (model.hidden, model.n_layers, *((a.n_heads, a.head_dim) if a is not None else ()))
+
+
+def _plain(model: Model) -> Attention | None:
+    """The first attention of the plain kind; a hybrid may begin with another mixer."""
+    return next((x.attn for x, _ in model.distinct_layers() if isinstance(x.attn, Attention)), None)
 
 
 def _heads(model: Model) -> int | None:

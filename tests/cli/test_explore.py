@@ -44,6 +44,7 @@ def test_json_names_what_no_edit_makes(cli: Any, tmp_path: Path) -> None:
     (("-o", "page.html"), 2, "no MODEL given", "try:"),
     (("gpt2", "--serve", "--port", "70000"), 2, "70000", ""),
     (("gpt2", "-o", "page.html", "--port", "80"), 2, "--port is for --serve", "add --serve"),
+    (("gpt2", "-o", "page.html", "--no-browser"), 2, "--no-browser is for --serve", "add --serve"),
     (("gpt2", "", "-o", "page.html"), 2, "no MODEL given", ""),
 ])
 def test_what_is_wrong_is_one_line(cli: Any, tmp_path: Path, args: tuple[str, ...], code: int, word: str,

@@ -12,7 +12,7 @@ from llamactl.errors import UsageError
 from llamactl.source import presets
 from llamactl.spec.edits import apply
 from llamactl.spec.features import diff, features
-from llamactl.spec.model import Model
+from llamactl.spec.model import Layer, Model
 from llamactl.spec.path import path as path_of
 from llamactl.spec.switches import Choices, between, nearest, share_of, shares, with_share
 
@@ -42,6 +42,56 @@ def test_gpt2_to_llama_is_switched_part_by_part() -> None:
 ])
 def test_what_edits_reach_is_told(a: str, b: str, reached: bool) -> None:
     assert between(model(a), model(b)).reached() is reached
+
+
+@pytest.mark.parametrize(("a", "b", "rest"), [
+    ("gemma-2b", "llama-3-8b", {"factors"}),  # the embedding times the root of the width
+    ("gemma-7b", "llama-2-7b", {"factors"}),
+    ("falcon-40b", "llama-13b", {"norm"}),  # two branches side by side, each with a norm of its own
+    ("gemma-3-4b", "gpt2", {"norm", "attention", "factors", "beside the decoder"}),
+])
+def test_what_the_arithmetic_has_more_is_left(a: str, b: str, rest: set[str]) -> None:
+    choices = between(model(a), model(b))
+    assert not choices.reached()
+    made = choices.model(keys(choices), nearest(choices.shares(keys(choices)), model(b)))
+    assert {c.name for c in diff(made, model(b))} == rest
+
+
+def test_what_is_reached_computes_the_same() -> None:
+    """Factors, caps, windows and branches of all presets; beside them epsilons alone could differ."""
+    there = [model(n) for n in presets.names()]
+    for a in there[::4]:
+        for b in there:
+            choices = between(a, b)
+            if choices.reached():
+                made = choices.model(keys(choices), share_of(b))
+                assert [arithmetic(x) for x in made.layers] == [arithmetic(x) for x in b.layers], (a.model_type, b)
+                assert (made.embed, made.head) == (b.embed, b.head)
+
+
+def arithmetic(layer: Layer) -> list[object]:
+    a, ff = layer.attn, layer.mlp
+    return [layer.parallel, layer.post_residual, layer.residual_scale, type(a), type(ff), *(
+        getattr(a, n, None)
+        for n in ("scale", "softcap", "sinks", "window", "sparse", "cross", "clip", "rope", "alibi")),
+        *(getattr(ff, n, None) for n in ("gated", "activation", "limit", "top_k", "routing"))]
+
+
+@pytest.mark.parametrize(("a", "b", "titles"), [
+    ("qwen2.5-7b", "qwen3-8b", ["feed-forward width", "biases", "vocabulary", "size"]),
+    ("phi-3-mini-4k", "phi-3-mini-128k", ["context"]),
+    ("gemma-2-9b", "llama-3-8b", ["RoPE, base 500,000", "RMSNorm", "activation", "feed-forward width", "untied head",
+                                  "vocabulary", "size"]),
+    ("llama-4-scout", "llama-4-maverick", ["context"]),  # RoPE in all layers is what neither has
+])
+def test_a_switch_is_called_what_it_changes(a: str, b: str, titles: list[str]) -> None:
+    assert [s.title for s in between(model(a), model(b)).switches] == titles
+
+
+def test_a_factor_that_does_not_follow_the_width_stays() -> None:
+    granite = load(str(Path(__file__).resolve().parents[1] / "golden" / "granite")).model
+    assert apply(granite, "hidden=96").embed.scale == granite.embed.scale == 12.0
+    assert apply(model("gemma-2b"), "hidden=1024").embed.scale == 32.0
 
 
 def test_a_model_and_itself_have_no_switch() -> None:

@@ -53,7 +53,9 @@ def test_the_switch_for_kv_heads_says_what_it_puts_in(opened: Any) -> None:
     assert page.text_content("#kv-heads-said").startswith("8 KV heads, 16 of 128")
     page.click("#switch-kv")
     assert page.text_content("#kv-heads-said").startswith("128 KV heads, one for each")
-    assert page.inner_text("#switch-goal-words").startswith("only with every edit: context: 1,024 →")
+    rest = page.inner_text("#switch-goal-words")
+    assert rest.startswith("only with every edit: norm: LayerNorm (scale and shift) before each branch → ")
+    assert "before each of two branches side by side; context: 1,024 →" in rest
 
 
 def test_a_step_that_changes_nothing_yet_is_told_with_the_next(opened: Any) -> None:
