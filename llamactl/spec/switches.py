@@ -93,8 +93,6 @@ def between(a: Model, b: Model) -> Choices:
         wider = Choices(a=a, b=b, switches=(*found.switches, switch))
         try:
             alone, both = _with(wider, {switch.key}), _with(wider, _keys(wider))
-            for share in wider.shares(_keys(wider)):  # each is offered
-                wider.model(_keys(wider), share)
         except UsageError:  # this edit has no meaning for these models
             continue
         if not (_alike(alone, a) and _alike(both, _with(found, _keys(found)))):

@@ -88,6 +88,16 @@ def test_a_switch_is_called_what_it_changes(a: str, b: str, titles: list[str]) -
     assert [s.title for s in between(model(a), model(b)).switches] == titles
 
 
+def test_every_sharing_of_a_hybrid_can_be_made() -> None:
+    """Its first layer has no heads; 71 of the start's could not be shared as its are."""
+    goal = load(str(Path(__file__).resolve().parents[1] / "golden" / "nemotron_h")).model
+    assert goal.layers[0].attn is None
+    choices = between(model("falcon-7b"), goal)
+    for share in choices.shares(keys(choices)):
+        choices.model(keys(choices), share)
+    assert not choices.reached()
+
+
 def test_a_factor_that_does_not_follow_the_width_stays() -> None:
     granite = load(str(Path(__file__).resolve().parents[1] / "golden" / "granite")).model
     assert apply(granite, "hidden=96").embed.scale == granite.embed.scale == 12.0
