@@ -62,7 +62,8 @@ def report() -> LabReport:
                        Line(name=BAD, at=tuple(range(600)), values=tuple(6.0 - n / 200 for n in range(600))),
                        Line(name="b", at=tuple(range(600)), values=(5.0,) * 600))),),
                    passages=(Passage(title=BAD, text=f"{BAD}\nnext"),))
-    return LabReport(verdict="differs", seed=0, device=BAD, threads=2, torch=BAD, checkpoints=(BAD,), experiments=(e,))
+    return LabReport(verdict="differs", seed=0, device=BAD, threads=2, torch=BAD, checkpoints=(BAD,), text=BAD,
+                     experiments=(e,))
 
 
 def test_a_page_is_whole_and_nothing_in_it_runs(report: LabReport) -> None:
@@ -143,7 +144,7 @@ def test_a_long_curve_is_thinned_to_means() -> None:
 def test_a_mean_over_steps_is_called_one(report: LabReport) -> None:
     source = page(report)
     assert "<summary>The numbers: means over each stretch</summary>" in source
-    assert "; means over each of 240 stretches, drawn at its end</figcaption>" in source
+    assert "; means over each of 300 stretches, drawn at its end</figcaption>" in source
     first, *_, last = re.findall(r'<th scope="row">(\d+-\d+)</th>', source)
     assert (first, last) == ("0-1", "598-599")
     (e,) = report.experiments
