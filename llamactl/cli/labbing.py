@@ -102,17 +102,17 @@ def check_use(asked: Asked) -> None:
     learns = " or ".join(c.name for c in cards() if "text" in _used([c]))
     names = ", ".join(c.name for c in asked.cards)
     if asked.models and "checkpoints" not in used:
-        raise UsageError("usage", f"--model: {names} reads no trained weights", help="leave it out")
+        raise UsageError("usage", f"--model: no trained weights are read by {names}", help="leave it out")
     if asked.steps is not None and "steps" not in used:
         raise UsageError("usage", f"--steps is for {learns}, which is not asked for", help=f"add {learns}")
     read = bool(asked.models) and "tokens" in used
     if asked.bytes and "tokens" not in used:
-        raise UsageError("usage", f"--bytes: {names} runs no text through checkpoints", help="leave it out")
+        raise UsageError("usage", f"--bytes: no text is run through checkpoints by {names}", help="leave it out")
     if asked.bytes and not asked.models:
         raise UsageError("usage", "--bytes is for checkpoints, and there is none", help="add --model CKPT")
     if asked.text is not None and not read and "text" not in used:
         if asked.models or "tokens" not in used:
-            raise UsageError("usage", f"--text: {names} reads no text", help=f"leave it out, or add {learns}")
+            raise UsageError("usage", f"--text: no text is read by {names}", help=f"leave it out, or add {learns}")
         raise UsageError("usage", f"--text is for {learns} and for checkpoints, and there is neither",
                          help=f"add {learns}, or --model CKPT")
     if asked.force and asked.report is None:

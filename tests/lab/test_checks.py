@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from llamactl import lab
 from llamactl.analysis.experiment import OURS, Experiment
-from llamactl.lab import norm, shift, swiglu
+from llamactl.lab import norm, rope_stretch, shift, swiglu
 from llamactl.lab._drawn import Drawn
 from llamactl.lab._setting import Checkpoint, Setting
 from llamactl.net import attention
@@ -147,7 +147,9 @@ class WatchedCheckpoint(Checkpoint):
 
 
 @pytest.fixture
-def watched(setting: Any, drawn: Any) -> Iterator[Setting]:
+def watched(setting: Any, drawn: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
+    monkeypatch.setattr(norm, "SECONDS", 1e-3)  # no time is looked at
+    monkeypatch.setattr(rope_stretch, "METHODS", (None,))
     Watched.seen = set()
     given = setting(steps=1)
     c = llama(given, drawn)
