@@ -310,18 +310,6 @@ def test_checkpoints_of_one_name_are_told_apart(cli: Any, trained: Path, text: P
     assert cli(*args).json()["result"]["checkpoints"] == ["glass"]
 
 
-@pytest.mark.parametrize(("paths", "names"), [
-    (("/x/a/g", "/y/a/g", "/b/g"), ["x/a/g", "y/a/g", "b/g"]), (("/x/g", "/y/h"), ["g", "h"]), ((), []),
-])
-def test_as_many_folders_as_tell_them_apart(paths: tuple[str, ...], names: list[str]) -> None:
-    from llamactl.cli.labbing import apart
-    from llamactl.source import Resolved
-
-    assert apart([Resolved(source="local", id=p.rpartition("/")[2], path=p) for p in paths]) == names
-    hub = [Resolved(source="hub", id="a/b", path="/cache/x", revision=r) for r in ("main", "old")]
-    assert apart(hub) == ["a/b@main", "a/b@old"]
-
-
 def test_without_torch_it_is_one_line(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from llamactl.cli import located
 
@@ -331,13 +319,6 @@ def test_without_torch_it_is_one_line(cli: Any, monkeypatch: pytest.MonkeyPatch)
     assert got.err == ("error[extra-missing]: the lab needs torch, which is not installed\n"
                        "help: pip install 'llamactl[generate]'\n")
     assert cli("lab", "list").code == 0
-
-
-def test_completion_offers_experiments() -> None:
-    from llamactl.cli.lab import complete_words
-
-    assert complete_words("rope") == ["rope-identity", "rope-stretch"]
-    assert complete_words("") == ["list", "run", "all", *NAMES]
 
 
 def test_a_new_file_is_a_new_experiment(cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

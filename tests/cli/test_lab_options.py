@@ -1,4 +1,4 @@
-"""Options of `llamactl lab` that would do nothing are refused in one line; what trained weights are run on is told."""
+"""`llamactl lab`: options that would do nothing, what trained weights are run on and called, and completion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from llamactl import lab
-from llamactl.cli.labbing import read_on
+from llamactl.cli.labbing import apart, read_on
+from llamactl.source import Resolved
 
 
 @pytest.fixture
@@ -93,3 +94,19 @@ def test_a_text_without_tokens_is_too_short_for_all(cli: Any, folder: Any, tiny:
         got = cli("lab", "run", *args, "--text", "empty.txt")
         assert (got.code, got.out) == (3, "")
         assert got.err.startswith("error[text-short]: ")
+
+
+@pytest.mark.parametrize(("paths", "names"), [
+    (("/x/a/g", "/y/a/g", "/b/g"), ["x/a/g", "y/a/g", "b/g"]), (("/x/g", "/y/h"), ["g", "h"]), ((), []),
+])
+def test_as_many_folders_as_tell_them_apart(paths: tuple[str, ...], names: list[str]) -> None:
+    assert apart([Resolved(source="local", id=p.rpartition("/")[2], path=p) for p in paths]) == names
+    hub = [Resolved(source="hub", id="a/b", path="/cache/x", revision=r) for r in ("main", "old")]
+    assert apart(hub) == ["a/b@main", "a/b@old"]
+
+
+def test_completion_offers_experiments() -> None:
+    from llamactl.cli.lab import complete_words
+
+    assert complete_words("rope") == ["rope-identity", "rope-stretch"]
+    assert complete_words("") == ["list", "run", "all", *(c.name for c in lab.cards())]
