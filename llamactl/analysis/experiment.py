@@ -14,6 +14,7 @@ RELATIONS: dict[str, Callable[[float, float, float], bool]] = {
     ">=": lambda value, expected, tolerance: value >= expected - tolerance,
 }
 Cell = str | int | float | None
+OURS = "limit of ours"  # in a note: nobody but the lab draws the line there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +22,11 @@ class Finding:
     """One measured value. of: what it was measured on. lowest, highest: of the `samples` values that `value` sums
     up (repetitions, or one for each layer, norm or window), None for a single one.
 
-    expected, relation, tolerance: what is claimed of `value` (value = expected within tolerance, value <= expected);
-    None where nothing is. verdict: holds | differs | measured (nothing is claimed) | skipped. value: None where it was
-    not measured or is no number. note: why it was skipped, or what decides the value.
+    expected, relation, tolerance: what is claimed of `value`, or its limit (value = expected within tolerance, value <=
+    expected); None where there is neither. Where the note says OURS, the limit is the lab's own.
+
+    verdict: holds | differs | measured (nothing is claimed) | skipped. value: None where it was not measured or is no
+    number. note: why it was skipped, or what decides the value.
     """
 
     what: str
@@ -136,7 +139,9 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabReport:
-    """What `llamactl lab run` found. device: as it calls itself. checkpoints: ids of the trained weights given."""
+    """What `llamactl lab run` found. device: as it calls itself. checkpoints: ids of the trained weights given; text:
+    what they were run on, and how many tokens of it; None where none was run.
+    """
 
     verdict: str
     seed: int
@@ -144,6 +149,7 @@ class LabReport:
     threads: int
     torch: str
     checkpoints: tuple[str, ...]
+    text: str | None
     experiments: tuple[Experiment, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,15 +168,18 @@ class LabReport:
 
 
 def found(what: str, value: float, *, of: str, unit: str = "", spread: Sequence[float] = (),
-          expected: float | None = None, relation: str = "=", tolerance: float = 0.0, note: str | None = None
-          ) -> Finding:
-    """A finding and its verdict. spread: the values that `value` sums up. What is no number never holds."""
+          expected: float | None = None, relation: str = "=", tolerance: float = 0.0, note: str | None = None,
+          ours: bool = False) -> Finding:
+    """A finding and its verdict. spread: the values that `value` sums up. What is no number never holds.
+
+    ours: `expected` is a limit of the lab's own, which the note says.
+    """
     fine = math.isfinite(value)
     verdict = "measured"
     if expected is not None:
         verdict = "holds" if fine and RELATIONS[relation](value, expected, tolerance) else "differs"
-    if not fine:
-        note = "; ".join(x for x in (f"the value is {value}", note) if x)
+    said = (None if fine else f"the value is {value}", OURS if ours and expected is not None else None, note)
+    note = "; ".join(x for x in said if x) or None
     known = [x for x in spread if math.isfinite(x)]
     return Finding(what=what, of=of, unit=unit, value=value if fine else None, lowest=min(known, default=None),
                    highest=max(known, default=None), samples=max(1, len(spread)), expected=expected,

@@ -65,13 +65,18 @@ def lab(
     Example: llamactl lab run swiglu rope-stretch
     """
     action, *names = words or ["list"]
-    from llamactl.lab import cards, chosen
+    from llamactl.lab import EVERY, cards, chosen
 
     if action not in ACTIONS:
         raise UsageError("usage", f"{action!r} is neither list nor run", help=_meant(action, ACTIONS))
     if action == "list":
         if names:
             raise UsageError("usage", f"list takes no name: {names[0]!r}", help=_meant(names[0]))
+        given = {"--model": model, "--text": text is not None, "--bytes": bytes_, "--seed": seed, "--steps": steps,
+                 "--device": device != "cpu", "--threads": threads, "--report": report is not None, "--force": force}
+        if idle := [option for option, value in given.items() if value]:
+            raise UsageError("usage", f"{idle[0]} is for run, and list runs nothing",
+                             help=f"try: llamactl lab run {EVERY}")
         from llamactl.analysis.experiment import LabList
         from llamactl.cli.show import show
 

@@ -13,7 +13,7 @@ from llamactl.cli.located import need_torch
 from llamactl.cli.memory import enough
 from llamactl.cli.options import Access, Output
 from llamactl.cli.progress import Words
-from llamactl.errors import NotAvailable, UsageError, printable
+from llamactl.errors import InputRefused, NotAvailable, UsageError, printable
 
 if TYPE_CHECKING:
     from llamactl.cli.runnable import Opened
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from llamactl.source import Resolved
     from llamactl.spec.model import Model
 
-LEARNS = "blocks"  # the experiment that trains on the text
 TOKENS = 1024
 BYTES = 256
 Warnings = list[tuple[str, str]]
@@ -58,14 +57,12 @@ def run(asked: Asked, out: Output, reach: Access) -> int:
 
     if asked.report is not None:
         check_file(os.path.expanduser(asked.report), asked.force)
+    check_use(asked)
     need_torch("the lab")
-    text = None if asked.text is None else _text(asked.text, learned=any(c.name == LEARNS for c in asked.cards))
+    text = None if asked.text is None else _text(asked.text, learned="text" in _used(asked.cards))
     from llamactl.cli.runnable import open_model
     from llamactl.lab._setting import named
 
-    if text is not None and not asked.models and all(c.name != LEARNS for c in asked.cards):
-        raise UsageError("usage", f"--text is for {LEARNS} and for checkpoints, and there is neither",
-                         help=f"add {LEARNS}, or --model CKPT")
     opened = [open_model(ref, reach) for ref in asked.models]
     where = [os.path.realpath(x.source.path) if x.source.path else x.source.id for x in opened]
     if twice := [ref for n, ref in enumerate(asked.models) if where[n] in where[:n]]:
@@ -88,6 +85,38 @@ def run(asked: Asked, out: Output, reach: Access) -> int:
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     print(f"error[lab]: does not hold here: {printable('; '.join(wrong[:3]))}{more}", file=sys.stderr)
     return 1
+
+
+def _used(cards: Sequence[Card]) -> set[str]:
+    """What any of these experiments reads; see lab.uses."""
+    from llamactl.lab import uses
+
+    return set().union(*map(uses, cards))
+
+
+def check_use(asked: Asked) -> None:
+    """Refuse an option that nothing of what is asked for reads. Raises UsageError."""
+    from llamactl.lab import cards
+
+    used = _used(asked.cards)
+    learns = " or ".join(c.name for c in cards() if "text" in _used([c]))
+    names = ", ".join(c.name for c in asked.cards)
+    if asked.models and "checkpoints" not in used:
+        raise UsageError("usage", f"--model: no trained weights are read by {names}", help="leave it out")
+    if asked.steps is not None and "steps" not in used:
+        raise UsageError("usage", f"--steps is for {learns}, which is not asked for", help=f"add {learns}")
+    read = bool(asked.models) and "tokens" in used
+    if asked.bytes and "tokens" not in used:
+        raise UsageError("usage", f"--bytes: no text is run through checkpoints by {names}", help="leave it out")
+    if asked.bytes and not asked.models:
+        raise UsageError("usage", "--bytes is for checkpoints, and there is none", help="add --model CKPT")
+    if asked.text is not None and not read and "text" not in used:
+        if asked.models or "tokens" not in used:
+            raise UsageError("usage", f"--text: no text is read by {names}", help=f"leave it out, or add {learns}")
+        raise UsageError("usage", f"--text is for {learns} and for checkpoints, and there is neither",
+                         help=f"add {learns}, or --model CKPT")
+    if asked.force and asked.report is None:
+        raise UsageError("usage", "--force is for --report FILE.html, and there is none", help="leave it out")
 
 
 def _text(file: str, learned: bool) -> str:
@@ -138,14 +167,28 @@ def _measured(asked: Asked, checkpoints: tuple[Checkpoint, ...], text: str | Non
     setting = Setting(describe=_describe, seed=asked.seed, device=device, threads=asked.threads,
                       checkpoints=checkpoints, steps=asked.steps, tell=lambda what: tell(printable(what)),
                       text=lab.excerpt() if text is None else text.encode(),
-                      text_name="Hamlet" if asked.text is None else os.path.basename(asked.text))
+                      text_name="Hamlet" if asked.text is None else _called(asked.text))
     made = []
     for card in asked.cards:
         tell(card.name)
         made.append(lab.run(card, setting))
+    run_on = read_on(checkpoints, asked.text) if "tokens" in _used(asked.cards) else None
     return LabReport(verdict=overall(e.verdict for e in made), seed=asked.seed, device=devices.name_of(device),
                      threads=devices.count_threads(), torch=version("torch"),
-                     checkpoints=tuple(c.id for c in checkpoints), experiments=tuple(made))
+                     checkpoints=tuple(c.id for c in checkpoints), text=run_on, experiments=tuple(made))
+
+
+def read_on(checkpoints: Sequence[Checkpoint], file: str | None) -> str | None:
+    """What trained weights are run on: the text, and of each its tokens. None without weights."""
+    own = "a passage that comes with llamactl" if file is None else _called(file)
+    said = {f"{own}: ": [c for c in checkpoints if c.read], "made-up tokens: ": [c for c in checkpoints if not c.read]}
+    return "; ".join(name + ", ".join(f"{len(c.ids):,} tokens of {c.id}" for c in some)
+                     for name, some in said.items() if some) or None
+
+
+def _called(file: str) -> str:
+    """The text of --text FILE."""
+    return "standard input" if file == "-" else os.path.basename(file)
 
 
 def open_checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnings, id: str) -> Checkpoint:
@@ -178,7 +221,7 @@ def open_checkpoint(asked: Asked, opened: Opened, text: str | None, said: Warnin
     else:
         ids, read = tokenizer.encode(text)[:most], True
     if len(ids) < 2:
-        raise UsageError("text-too-short", f"the text has {len(ids)} tokens, and a loss takes two or more", path=id,
-                         help="give a longer text with --text")
+        raise InputRefused("text-short", f"the text has {len(ids)} tokens, and a loss takes two or more", path=id,
+                           help="give a longer text with --text")
     check_ids(model, ids)
     return Checkpoint(id=id, model=model, source=opened.weights, ids=tuple(ids), read=read)

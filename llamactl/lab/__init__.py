@@ -45,6 +45,21 @@ def cards() -> tuple[Card, ...]:
     return tuple(out)
 
 
+@lru_cache
+def uses(card: Card) -> frozenset[str]:
+    """What an experiment reads of what it is given, by its file's text: checkpoints | tokens (those that checkpoints
+    are run on) | text, steps (of training).
+    """
+    with open(os.path.join(os.path.dirname(__file__), f"{card.name.replace('-', '_')}.py"), encoding="utf-8") as f:
+        nodes = list(ast.walk(ast.parse(f.read())))
+    given = {a.arg for n in nodes if isinstance(n, ast.FunctionDef) for a in n.args.args
+             if n.name == "run" or getattr(a.annotation, "id", "") == "Setting"}
+    reads = [n for n in nodes if isinstance(n, ast.Attribute)]
+    own = {n.attr for n in reads if isinstance(n.value, ast.Name) and n.value.id in given}
+    out = own & {"checkpoints", "text", "steps"}
+    return frozenset(out | ({"tokens"} if {n.attr for n in reads} & {"ablated", "ids"} else set()))
+
+
 def chosen(names: Sequence[str]) -> tuple[Card, ...]:
     """The experiments of these names, each once, in the order given; "all" is all of them. Raises UsageError."""
     known = {c.name: c for c in cards()}

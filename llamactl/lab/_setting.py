@@ -19,7 +19,8 @@ from llamactl.verify.ablate import Ablated, ablate
 
 ROPE, TABLE = "RoPE", "learned positions"
 NO_CHECKPOINT = "needs trained weights: --model CKPT"
-LOST = "its loss on this text is above that of a guess, ln(vocabulary): it cannot read these tokens"
+LOST = ("its loss on this text is above that of a guess, ln(vocabulary): either it cannot read these tokens, or "
+        "weights or arithmetic are wrong")
 MADE_UP = "the tokens are made up, for want of a tokenizer: a loss on them says nothing of the weights"
 
 

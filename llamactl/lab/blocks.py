@@ -73,10 +73,11 @@ def _run(given: Setting) -> Outcome:
     both: Pair = (made[0], made[1])
     ids = data.held[:1, :TRACED].to(given.device)
     traces = (trace(both[0].net, ids), trace(both[1].net, ids))
-    fresh = tuple(_growth(trace(network(m, given.draws(), given.device), ids))[-1] for m in pair)
+    fresh = tuple(_growth(trace(network(m, given.draws(), given.device), ids)) for m in pair)
     traced = printable(_said(bytes(ids[0].tolist())))
     return Outcome(
-        claims=(Claim(claim="both have the same number of parameters", formula="|P_2024 - P_2017| / P_2017",
+        claims=(Claim(claim="both have the same number of parameters, to within 1 in 1,000",
+                      formula="|P_2024 - P_2017| / P_2017",
                       findings=tuple(_parameters(*pair))),
                 Claim(claim="the block of 2024 learns more from the same batches in the same steps",
                       formula="mean of -ln p of a byte after those before it, in text that neither was trained on",
@@ -103,7 +104,7 @@ def _parameters(old: Model, new: Model) -> Iterator[Finding]:
     for name, m in ((OLD, old), (NEW, new)):
         yield found(f"parameters of {name}", m.total(), of="its description", unit="parameters")
     share = abs(new.total() - old.total()) / old.total()
-    yield found("share by which they differ", share, of="the two", expected=APART, relation="<=",
+    yield found("share by which they differ", share, of="the two", expected=APART, relation="<=", ours=True,
                 note=f"{new.total() - old.total():+,}: one more column of the feed-forward would be "
                 f"{apply(new, f'ffn={_width(new) + 1}').total() - old.total():+,}")
 
@@ -143,18 +144,17 @@ def _stream(traces: tuple[dict[str, Stage], dict[str, Stage]], fresh: Sequence[f
     """After training, and `fresh`, before it: drawn branches add as much as trained ones."""
     of = f"{TRACED} traced bytes"
     for name, stages, relation, start in zip((OLD, NEW), traces, ("<=", ">="), fresh, strict=True):
-        sizes = _growth(stages)
         there = name == NEW and start >= GROWS
-        yield found(f"{name}: stream after the last block / after the first", sizes[-1], of=of, spread=sizes,
-                    expected=GROWS, relation=relation,
+        yield found(f"{name}: stream after the last block / after the first", _growth(stages), of=of,
+                    expected=GROWS, relation=relation, ours=True,
                     note="there from the start: before the first step it has grown so already" if there else None)
         yield found(f"{name}: that before the first step", start, of=of)
 
 
-def _growth(stages: dict[str, Stage]) -> list[float]:
-    """RMS of the stream after each block over that after the first."""
-    sizes = [s.rms for k, s in stages.items() if k.startswith("after block")]
-    return [x / sizes[0] for x in sizes]
+def _growth(stages: dict[str, Stage]) -> float:
+    """RMS of the stream after the last block over that after the first."""
+    first, *_, last = [s.rms for k, s in stages.items() if k.startswith("after block")]
+    return last / first
 
 
 def _features(pair: tuple[Model, Model]) -> Grid:

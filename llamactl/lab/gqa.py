@@ -39,8 +39,9 @@ def run(given: Setting) -> Outcome:
         claims=(Claim(claim="with a KV head for each query head it is multi-head attention, bit for bit",
                       formula="n_kv = n_q", findings=(_as_mha(given),)),
                 Claim(claim="a copy with each KV head repeated gives the same logits to the last bit",
-                      formula="K'_i = K_(i n_kv / n_q)", findings=tuple(_copies(given, trained))),
-                Claim(claim="attention shrinks as KV heads go", formula="2 d n_q D + 2 d n_kv D",
+                      formula="K'_i = K_floor(i n_kv / n_q)", findings=tuple(_copies(given, trained))),
+                Claim(claim="attention shrinks as KV heads go",
+                      formula="2 d n_q D + 2 d n_kv D (+ d with a biased output projection)",
                       findings=tuple(_parameters())),
                 Claim(claim="the cache holds 2 x layers x KV heads x head width elements a token",
                       formula="2 L n_kv D", findings=tuple(_caches(given))),
@@ -165,7 +166,7 @@ def _averaged(trained: Trained) -> Iterator[Finding]:
         yield found("loss", done.base_loss, of=c.id, unit="nats per token")
         shared = attn.n_kv_heads < attn.n_heads  # the claim is of models whose query heads share them already
         yield found(what, row.change, of=c.id, unit="nats per token", relation=">=",
-                    expected=RUINED if shared else None,
+                    expected=RUINED if shared else None, ours=True,
                     note=f"{attn.n_kv_heads} KV heads of {attn.n_heads}; standard error {row.standard_error or 0:.2g}")
 
 

@@ -1,6 +1,6 @@
 """Does the score of a rotated query and key depend on their distance alone?
 
-Source: RoFormer, arXiv:2104.09864, section 3.4.2; a learned table: GPT-2.
+Source: RoFormer, arXiv:2104.09864, section 3.2.2, equation 16; a learned table: GPT-2.
 
 Every score is q . k, as it is before attention scales it. fp64 takes its angles in fp64 too. shapes: N draws, D width.
 """
@@ -29,11 +29,12 @@ OFFSETS = (0, 1, 7, 63, 200)
 SHIFTS = (0, 1, 10, 100, 1_000, 10_000, 100_000)
 NEAR = 1_000  # the shift up to which a head is held to HEAD
 DRAWS, STEPS = 200, 4_000  # of q and k: for the spreads, and for one step closer
-PAIR, HEAD, SAME, STEP = 2e-6, 3e-4, 1e-4, 1.0  # what is claimed: about 1e-6, up to 3e-4, about 4e-5, more than 1
+PAIR, HEAD, SAME, STEP = 2e-6, 3e-4, 1e-4, 1.0  # the claim is of real numbers; what rounding does to it is ours
 FP64 = {2: 1e-14, 32: 1e-10}  # by width
 TIMES = 1_000  # what a table changes a score by, over what a rotation does: at least
 TEXT = 64  # pairs of tokens for the learned table
 TABLE = 1_024  # GPT-2's
+EXACT = "its angles are whole numbers, which fp32 holds exactly"
 CLAIM = "the score of a rotated query and key depends on the distance of their positions alone"
 FORMULA = "(R_m q) . (R_n k) = q . R_(n-m) k"
 
@@ -51,6 +52,13 @@ class Rotated(NamedTuple):
         q, k = (rotate(x, Turn(self.table.cos[at : at + 1], self.table.sin[at : at + 1]), self.pairs)
                 for x, at in ((self.q, m), (self.k, n)))
         return (q * k).sum(-1).flatten().cpu()
+
+    def alone(self, pair: int) -> Rotated:
+        """The same with all lanes of q and k zero but those of one pair."""
+        half = self.q.shape[-1] // 2
+        lanes = torch.zeros(2 * half, dtype=self.q.dtype, device=self.q.device)
+        lanes[[pair, pair + half]] = 1
+        return self._replace(q=self.q * lanes, k=self.k * lanes)
 
     def spread(self, offset: int, most: int) -> Tensor:
         """(N,) largest less smallest score at one distance, over the shifts up to `most`."""
@@ -95,25 +103,37 @@ def _rotated(given: Setting, rope: Rope, dtype: torch.dtype, count: int = DRAWS)
 
 def _spreads(made: dict[tuple[int, torch.dtype], Rotated]) -> Iterator[Finding]:
     for (dim, dtype), r in made.items():
-        name = f"{'one pair' if dim == 2 else f'a head of {dim}'}, fp{torch.finfo(dtype).bits}"
+        name = f"{'one pair of 1 rad a position' if dim == 2 else f'a head of {dim}'}, fp{torch.finfo(dtype).bits}"
         of, far = f"{DRAWS} drawn q and k", max(SHIFTS)
         all_ = torch.stack([r.spread(x, far) for x in OFFSETS])
         if dim == 2 or dtype is torch.float64:
             limit = FP64[dim] if dtype is torch.float64 else PAIR
             yield found(f"{name}: spread to {far:,}, of 99 in 100", float(all_.flatten().quantile(0.99)), of=of,
-                        spread=all_.flatten().tolist(), expected=limit, relation="<=")
+                        spread=all_.flatten().tolist(), expected=limit, relation="<=", ours=True,
+                        note=EXACT if limit == PAIR else None)
             continue
+        own = float(r.table.frequencies[1])
+        yield from _bounded(f"one pair of {own:.2g} rad a position, fp32", r.alone(1), own)
         near = torch.stack([r.spread(x, NEAR) for x in OFFSETS])
         yield found(f"{name}: spread to {NEAR:,}, of 99 in 100", float(near.flatten().quantile(0.99)), of=of,
-                    spread=near.flatten().tolist(), expected=HEAD, relation="<=")
-        own = r.table.frequencies.cpu()
-        angle, unit = float(own[1]) * far, 2 * float(_half_unit(own, far)[1])
-        yield found(f"{name}: spread to {far:,}", float(all_.max()), of=of, spread=all_.flatten().tolist(),
-                    note=f"median {float(all_.median()):.1e}; beyond the {HEAD:g} of nearer places, for it grows with "
-                    f"the position: in fp32 angles near {angle:,.0f} rad stand {unit:.1e} apart, in fp64 they do not")
-        share = torch.stack([r.spread(x, far) / r.rounding(x, far) for x in OFFSETS])
-        yield found(f"{name}: that spread / what rounding of the angles allows", float(share.max()), of=of,
-                    spread=share.flatten().tolist(), expected=1.0, relation="<=")
+                    spread=near.flatten().tolist(), expected=HEAD, relation="<=", ours=True)
+        yield from _bounded(name, r, own)
+
+
+def _bounded(name: str, r: Rotated, frequency: float) -> Iterator[Finding]:
+    """The spread over all shifts where angles are rounded, and its share of what that allows. frequency: the fastest
+    that is not 1, whose angles are the farthest apart.
+    """
+    of, far = f"{DRAWS} drawn q and k", max(SHIFTS)
+    all_ = torch.stack([r.spread(x, far) for x in OFFSETS])
+    at = torch.tensor([frequency])
+    angle, unit = frequency * far, 2 * float(_half_unit(at, far))
+    yield found(f"{name}: spread to {far:,}", float(all_.max()), of=of, spread=all_.flatten().tolist(),
+                note=f"median {float(all_.median()):.1e}; it grows with the position: in fp32 angles near "
+                f"{angle:,.0f} rad stand {unit:.1e} apart, in fp64 they do not")
+    share = torch.stack([r.spread(x, far) / r.rounding(x, far) for x in OFFSETS])
+    yield found(f"{name}: that spread / what rounding of the angles allows", float(share.max()), of=of,
+                spread=share.flatten().tolist(), expected=1.0, relation="<=", ours=True)
 
 
 def _half_unit(frequencies: Tensor, at: int) -> Tensor:
@@ -134,9 +154,9 @@ def _steps(given: Setting) -> Claim:
     of = f"{STEPS:,} drawn q and k, head {attn.head_dim}, base {attn.rope.theta:,.0f}"
     return Claim(claim="the same distance far away changes nothing, one step closer changes a lot", formula=FORMULA,
                  findings=(found("(10, 3) less (1010, 1003), fp32: median", float(same.median()), of=of,
-                                 spread=same.tolist(), expected=SAME, relation="<="),
+                                 spread=same.tolist(), expected=SAME, relation="<=", ours=True),
                            found("(10, 3) less (10, 4): median", float(step.median()), of=of, spread=step.tolist(),
-                                 expected=STEP, relation=">=")))
+                                 expected=STEP, relation=">=", ours=True)))
 
 
 def _learned(given: Setting) -> Claim:
@@ -150,8 +170,9 @@ def _learned(given: Setting) -> Claim:
     of = f"a drawn network with {model.positions.rows:,} positions"
     findings = [
         found("spread with a learned table: median", float(a.median()), of=of, spread=a.tolist()),
-        found("spread with RoPE: median", float(b.median()), of=of, spread=b.tolist(), expected=HEAD, relation="<="),
-        found("table / RoPE", float(a.median() / b.median()), of=of, expected=TIMES, relation=">=")]
+        found("spread with RoPE: median", float(b.median()), of=of, spread=b.tolist(), expected=HEAD, relation="<=",
+              ours=True),
+        found("table / RoPE", float(a.median() / b.median()), of=of, expected=TIMES, relation=">=", ours=True)]
     findings += [skipped("spread in trained weights", NO_CHECKPOINT, of=kind) for kind in given.lacking()]
     findings += [x for c in given.checkpoints for x in _trained(c)]
     return Claim(claim="with a learned table the same pair of tokens at the same distance scores otherwise elsewhere",
@@ -170,9 +191,9 @@ def _trained(c: Checkpoint) -> Iterator[Finding]:
         return
     rows = table.rows - table.offset if isinstance(table, LearnedPositions) else TABLE
     spread = _moved(c.network(1), rows)
-    claimed = {"expected": HEAD, "relation": "<="} if table is None else {"expected": 100 * HEAD, "relation": ">="}
-    yield found(what, float(spread.median()), of=c.id, spread=spread.tolist(),
-                note=f"over {rows:,} positions, {'a learned table' if table else 'RoPE'}", **claimed)  # type: ignore[arg-type]
+    limit, relation = (HEAD, "<=") if table is None else (100 * HEAD, ">=")
+    yield found(what, float(spread.median()), of=c.id, spread=spread.tolist(), expected=limit, relation=relation,
+                note=f"over {rows:,} positions, {'a learned table' if table else 'RoPE'}", ours=True)
 
 
 @torch.no_grad()

@@ -10,14 +10,16 @@ from collections.abc import Iterator
 import torch
 
 from llamactl.analysis.experiment import Claim, Finding, Grid, Outcome, found, skipped
+from llamactl.lab._drawn import network
 from llamactl.lab._setting import NO_CHECKPOINT, Checkpoint, Setting
-from llamactl.net.blocks import ACTIVATIONS
+from llamactl.net.blocks import ACTIVATIONS, FeedForward
 from llamactl.spec.model import Model
 from llamactl.spec.parts import MLP, ffn_width
 
 VALUES = ((2.0, 1.7616), (-2.0, -0.2384))
 DERIVED = (("smollm2-135m", 1), ("llama-7b", 256), ("llama-2-7b", 256), ("llama-13b", 256), ("llama-65b", 256))
 OTHER = ("llama-3-8b",)  # its width is another choice: 3.5 d
+ROWS, ROUNDING = 64, 1e-5
 EDITS = ("activation=gelu", "gate=false")
 
 
@@ -26,6 +28,8 @@ def run(given: Setting) -> Outcome:
     return Outcome(
         claims=(Claim(claim="Swish(2) = 1.7616, Swish(-2) = -0.2384: not zero below zero",
                       formula="Swish(x) = x / (1 + e^-x)", findings=tuple(_swish(given))),
+                Claim(claim="the gate's product goes through Swish and scales the other's, number by number",
+                      formula="W_down (Swish(W_gate x) * W_up x)", findings=(_gated(given),)),
                 Claim(claim="three matrices of width 8d/3 hold what two of 4d do; widths in use are that, rounded up",
                       formula="3 d f = 2 d (4 d), f = 8 d / 3, up to a multiple", findings=tuple(_widths(given))),
                 Claim(claim="trained weights miss their gate more than the shape of its curve",
@@ -38,6 +42,22 @@ def _swish(given: Setting) -> Iterator[Finding]:
         at = torch.tensor([x], dtype=torch.float32, device=given.device)
         yield found(f"Swish({x:g})", float(ACTIVATIONS["silu"](at)), of="the network's activation, fp32",
                     expected=expected, tolerance=5e-5)
+
+
+@torch.no_grad()
+def _gated(given: Setting) -> Finding:
+    """The network's feed-forward against the formula in fp64, with the same drawn matrices."""
+    net = network(given.small("smollm2-135m", "n_layers=1", "vocab=256"), given.draws(), given.device)
+    part = net.layers[0].mlp
+    assert isinstance(part, FeedForward)
+    assert part.gate is not None
+    x = torch.randn(ROWS, net.model.hidden, generator=given.draws())
+    gate, up, down = (m.weight.cpu().double() for m in (part.gate, part.up, part.down))
+    z = x.double() @ gate.T
+    want = (z / (1 + (-z).exp()) * (x.double() @ up.T)) @ down.T
+    far = (part(x.to(given.device)).cpu().double() - want).abs().max()
+    return found("the network's less the formula's in fp64, largest", float(far), expected=ROUNDING, relation="<=",
+                 of=f"smollm2-135m's feed-forward, drawn weights, {ROWS} rows", ours=True)
 
 
 def _mlp(model: Model) -> MLP:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llamactl.analysis.experiment import Claim, Experiment, Finding, LabList, LabReport
+from llamactl.analysis.experiment import OURS, Claim, Experiment, Finding, LabList, LabReport
 from llamactl.analysis.experiment import Grid as Numbers
 from llamactl.render.document import Block, Column, Document, Facts, Lines, Table
 from llamactl.render.units import count
 
 SIGNS = {"=": "", "<=": "<= ", ">=": ">= "}
-HEAD = ("what", "on", "measured", "spread", "claimed", "verdict")
+HEAD = ("what", "on", "measured", "spread", "claim or limit", "verdict")
+LEGEND = (("spread", "lowest to highest of the (N) values that a value sums up: draws, layers, windows or repetitions"),
+          ("(ours)", "a limit that the lab draws; what has no such mark is claimed"))
 _COLUMNS = ("experiment", "claim", "formula", "what", "of", "value", "unit", "lowest", "highest", "samples", "relation",
             "expected", "tolerance", "verdict", "note")
 
@@ -27,6 +29,7 @@ def view(reports: Sequence[LabReport | LabList], *, verbose: bool = False, **_: 
     for e in r.experiments:
         blocks += _experiment(e, verbose)
     blocks.append(Facts("where it was measured", tuple(where(r))))
+    blocks.append(Facts("how to read it", LEGEND))
     rows = tuple(_flat(e, c, f) for e in r.experiments for c in e.claims for f in c.findings)
     return Document(tuple(blocks), Table("", tuple(map(Column, _COLUMNS)), rows), (r.verdict,))
 
@@ -37,6 +40,8 @@ def where(r: LabReport) -> Iterator[tuple[str, str]]:
     yield "torch", r.torch
     yield "seed", str(r.seed)
     yield "trained weights", ", ".join(r.checkpoints) or "none given"
+    if r.text is not None:
+        yield "run on", r.text
 
 
 def counted(e: Experiment) -> str:
@@ -56,15 +61,21 @@ def number(x: float | None, unit: str = "") -> str:
         said = count(int(x))
     else:
         said = f"{x:,.5g}" if 1e-3 <= abs(x) < 1e5 else f"{x:,.0f}" if abs(x) >= 1e5 else f"{x:.2g}"
+    if isinstance(x, float) and 1e4 <= abs(x) < 1e5 and x == round(x, 2) != int(x):
+        said = f"{x:,.2f}"  # what was rounded to two decimals keeps them
     return f"{said} {unit}".rstrip()
 
 
 def claimed(f: Finding) -> str:
-    """What is said of the value: <= 3e-04, 0.99902 +- 5e-05."""
+    """What is said of the value, or where its limit is: <= 3e-04 (ours), 0.99902 +- 5e-05."""
     if f.expected is None or f.relation is None:
         return "-"
     room = f" +- {f.tolerance:.1g}" if f.tolerance else ""
-    return f"{SIGNS[f.relation]}{number(f.expected)}{room}"
+    return f"{SIGNS[f.relation]}{number(f.expected)}{room}{' (ours)' if OURS in _said(f) else ''}"
+
+
+def _said(f: Finding) -> list[str]:
+    return (f.note or "").split("; ")
 
 
 def spread(f: Finding) -> str:
@@ -80,9 +91,12 @@ def row(f: Finding) -> tuple[str, str, str, str, str, str]:
 
 
 def notes(e: Experiment) -> tuple[tuple[str, str], ...]:
-    """Of the findings that have one, what they are of and the note; the same one once."""
-    all_ = (f for c in e.claims for f in c.findings)
-    return tuple(dict.fromkeys((f"{f.what} ({f.of})", f.note) for f in all_ if f.note))
+    """Of the findings that have one, what they are of and the note; the same one once. A limit of ours is called so
+    where it stands.
+    """
+    said = ((f"{f.what} ({f.of})", "; ".join(x for x in _said(f) if x not in ("", OURS)))
+            for c in e.claims for f in c.findings)
+    return tuple(dict.fromkeys((what, note) for what, note in said if note))
 
 
 def cells(grid: Numbers) -> list[tuple[str, ...]]:

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from llamactl.analysis.experiment import Chart, Claim, Experiment, LabReport, Passage
-from llamactl.render.lab import HEAD, cells, counted, notes, number, row, where
+from llamactl.render.lab import HEAD, LEGEND, cells, counted, notes, number, row, where
 from llamactl.render.svg import lines
 from llamactl.render.theme import page as whole
 from llamactl.render.theme import pairs, table, text
 
 TONE = {"holds": "good", "differs": "bad", "measured": "soft", "skipped": "warn"}
 WORD = " class=\"word\""  # a cell that is not broken
-POINTS = 240  # of a curve; each is the mean of what stands there
+POINTS = 300  # of a curve; each is the mean of what stands there
 # A word is broken only where it is longer than a cell may be: a table too wide for its place is scrolled.
 CSS = """.scroll { overflow-x: auto; }
 .scroll th, .scroll td { overflow-wrap: break-word; max-width: 22rem; }
 .scroll tbody th { width: auto; }
-.scroll .wide tbody th { min-width: 7rem; border-bottom: 1px solid var(--line); }
+.scroll .wide tbody th, .scroll .found tbody th { min-width: 7rem; border-bottom: 1px solid var(--line); }
 .verbatim { white-space: pre-wrap; }
+@media (max-width: 34rem) { .found thead, .found .none { display: none; }
+  .found tr { display: block; padding: .4rem 0; border-bottom: 1px solid var(--line); }
+  .scroll .found tbody th, .scroll .found td { border: 0; max-width: none; padding: .05rem 0; white-space: normal; }
+  .found td[data-name]::before { content: attr(data-name) ": "; color: var(--soft); } }
 @media (min-width: 60rem) { main { max-width: 72rem; } }
 @media print { .scroll { overflow: visible; } }
 """
@@ -29,7 +33,7 @@ def page(r: LabReport) -> str:
     body = [f"<header>\n<h1>llamactl lab: <span class=\"{TONE[r.verdict]}\">{text(r.verdict)}</span></h1>",
             "<p class=\"lead\">What is claimed, and what was measured here.</p>\n</header>"]
     body += [_experiment(e) for e in r.experiments]
-    body.append(f"<footer>\n{_scrolled('where it was measured', pairs(where(r)))}\n</footer>")
+    body.append(f"<footer>\n{_scrolled('where it was measured', pairs([*where(r), *LEGEND]))}\n</footer>")
     return whole(f"llamactl lab: {r.verdict}", "\n".join(body), css=CSS)
 
 
@@ -52,19 +56,25 @@ def _experiment(e: Experiment) -> str:
 
 
 def _claim(c: Claim) -> str:
-    """The table of findings, each verdict in its colour."""
+    """The table of findings, each verdict in its colour. On a phone a finding is a block, so that all of it is seen."""
     top = "".join(f"<th scope=\"col\"{WORD * (x in HEAD[-2:])}>{text(x)}</th>" for x in HEAD)
     rows = "\n".join(_row(row(f)) for f in c.findings)
-    body = f"<table class=\"wide\">\n<thead><tr>{top}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>"
+    body = f"<table class=\"found\">\n<thead><tr>{top}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>"
     return (f"<div class=\"card\">\n<h3>{text(c.claim)}</h3>\n<p><code>{text(c.formula)}</code></p>\n"
             f"{_scrolled(c.claim, body)}\n</div>")
 
 
 def _row(said: Sequence[str]) -> str:
-    first, *middle, claim, verdict = said
-    inner = "".join(f"<td>{text(x)}</td>" for x in middle)
-    last = f"<td class=\"word\">{text(claim)}</td><td class=\"{TONE[verdict]} word\">{text(verdict)}</td>"
+    first, *middle, verdict = said
+    inner = "".join(f"<td data-name=\"{text(name)}\" class=\"{_kind(name, x)}\">{text(x)}</td>"
+                    for name, x in zip(HEAD[1:], middle, strict=False))
+    last = f"<td class=\"{TONE[verdict]} word\">{text(verdict)}</td>"
     return f"<tr><th scope=\"row\">{text(first)}</th>{inner}{last}</tr>"
+
+
+def _kind(name: str, said: str) -> str:
+    """Classes of a cell: one that says nothing is left out where there is no room."""
+    return "none" if said == "-" else "word" if name == HEAD[-2] else "cell"
 
 
 def _chart(name: str, c: Chart) -> str:

@@ -51,3 +51,21 @@ def pick() -> Callable[..., Finding]:
         return hits[0]
 
     return find
+
+
+@pytest.fixture
+def drawn(setting: Any) -> Callable[..., Any]:
+    """drawn(kind): a small checkpoint of drawn weights whose positions are of that kind."""
+    import torch
+
+    from llamactl.lab._drawn import Drawn
+    from llamactl.lab._setting import Checkpoint
+
+    def make(kind: str) -> Any:
+        given = setting()
+        model = given.small("gpt2", "n_layers=2", "n_heads=2", "head_dim=16", "hidden=32", "vocab=256",
+                            f"positions={kind}")
+        ids = torch.randint(256, (24,), generator=given.draws()).tolist()
+        return Checkpoint(id=kind, model=model, source=Drawn(model, given.draws()), ids=tuple(ids), read=False)
+
+    return make

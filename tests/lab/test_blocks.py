@@ -60,6 +60,8 @@ def test_the_two_have_the_same_number_of_parameters(setting: Any, done: Callable
     share = pick(e, "share by which they differ")
     assert share.value == pytest.approx(384 / 823_808)
     assert share.verdict == "holds"
+    assert share.expected == 1e-3
+    assert e.claims[0].claim.endswith("to within 1 in 1,000")
     assert "-384" in share.note
     assert "+1,152" in share.note
     features = next(g for g in e.grids if g.title == "what they are made of")
@@ -191,9 +193,10 @@ def test_the_stream_grows_before_the_first_step_already(done: Callable[..., Expe
     assert (old.verdict, new.verdict) == ("measured", "measured")
     assert old.value < 1.2 < 1.5 < new.value
     after = pick(e, "2024: stream after the last block")
-    assert after.note == "there from the start: before the first step it has grown so already"
+    assert (after.samples, after.lowest) == (1, None)  # four blocks of one text are no draws of a value
+    assert after.note == "limit of ours; there from the start: before the first step it has grown so already"
     assert after.value != new.value
-    assert pick(e, "2017: stream after the last block").note is None
+    assert pick(e, "2017: stream after the last block").note == "limit of ours"
 
 
 def test_what_is_no_character_is_told_by_escapes(done: Callable[..., Experiment]) -> None:

@@ -10,16 +10,44 @@ import torch
 
 from llamactl.analysis.experiment import Experiment
 from llamactl.lab import rope_identity, rope_stretch
-from llamactl.net import positions
+from llamactl.net import attention, positions
+from llamactl.render.lab import number
 
 
 def test_a_pair_keeps_its_score_to_rounding(done: Callable[..., Experiment], pick: Any) -> None:
     e = done("rope-identity")
-    pair = pick(e, "one pair, fp32: spread to 100,000, of 99 in 100")
+    pair = pick(e, "one pair of 1 rad a position, fp32: spread to 100,000, of 99 in 100")
     assert 1e-7 < pair.value < 2e-6
     assert 5e-7 < pair.highest < 4e-6  # about 1e-6
     assert (pair.verdict, pair.samples) == ("holds", 5 * 200)
-    assert pick(e, "one pair, fp64").value < 1e-14
+    assert pair.note == "limit of ours; its angles are whole numbers, which fp32 holds exactly"
+    assert pick(e, "one pair of 1 rad a position, fp64").value < 1e-14
+
+
+def test_a_pair_of_rounded_angles_keeps_it_to_what_their_rounding_allows(done: Callable[..., Experiment], pick: Any
+                                                                          ) -> None:
+    e = done("rope-identity")
+    far = pick(e, "one pair of 0.56 rad a position, fp32: spread to 100,000")
+    assert 1e-3 < far.value < 0.1  # not the 1e-6 of whole numbers
+    assert (far.verdict, far.samples) == ("measured", 5 * 200)
+    share = pick(e, "one pair of 0.56 rad a position, fp32: that spread / what rounding of the angles allows")
+    assert 0.1 < share.value <= 1
+    assert (share.verdict, share.expected) == ("holds", 1.0)
+    head = pick(e, "a head of 32, fp32: spread to 100,000")
+    assert far.value < 2 * head.value  # one of its pairs
+
+
+def test_one_pair_alone_is_that_pair(setting: Any) -> None:
+    from llamactl.spec.rope import Rope
+
+    whole = rope_identity._rotated(setting(), Rope(dim=32, theta=10_000.0), torch.float32)
+    parts = [whole.alone(j).score(1_000, 993) for j in range(16)]
+    assert torch.allclose(sum(parts), whole.score(1_000, 993), atol=1e-4)
+    q, k = whole.q[..., [1, 17]].flatten(1).double(), whole.k[..., [1, 17]].flatten(1).double()
+    turn = 7 * 10_000.0 ** (-2 / 32)
+    cos, sin = torch.tensor(turn).cos(), torch.tensor(turn).sin()
+    want = (q * k).sum(-1) * cos + (q[:, 0] * k[:, 1] - q[:, 1] * k[:, 0]) * sin
+    assert torch.allclose(parts[1].double(), want, atol=1e-3)
 
 
 def test_a_head_keeps_its_score_to_rounding_of_its_angles(done: Callable[..., Experiment], pick: Any) -> None:
@@ -83,7 +111,9 @@ def test_a_rotation_by_the_wrong_angle_is_seen(done: Callable[..., Experiment], 
     monkeypatch.setattr(rope_identity, "rotate", wrong)
     e = done("rope-identity", seed=4)
     assert e.verdict == "differs"
-    for what in ("one pair, fp32", "one pair, fp64", "a head of 32, fp32: that spread", "a head of 32, fp64"):
+    for what in ("one pair of 1 rad a position, fp32", "one pair of 1 rad a position, fp64",
+                 "one pair of 0.56 rad a position, fp32: that spread", "a head of 32, fp32: that spread",
+                 "a head of 32, fp64"):
         assert pick(e, what).verdict == "differs"
 
 
@@ -112,6 +142,11 @@ def test_llama_31_meets_unseen_angles_at_its_own_length(done: Callable[..., Expe
     assert pick(e, "longrope: pairs with unseen angles at 131,072").of == "phi-3-mini-128k, 48 pairs"
     grid = next(g for g in e.grids if g.title == "pairs under each scheme")
     assert [r[-1] for r in grid.rows if r[0] == "llama3" and r[3] == 131_072] == ["35-63"]
+    assert grid.columns[4:7] == ("untouched", "slowed less", "slowed most")  # as is true of all schemes
+    by = {(r[0], r[1], r[3]): r[4:7] for r in grid.rows}
+    assert by["ntk", "llama-3-8b", 32_768] == (1, 62, 1)  # it blends nothing
+    assert by["linear", "llama-3-8b", 32_768] == (0, 0, 64)
+    assert by["llama3", "llama-3.1-8b", 131_072] == (29, 6, 29)
 
 
 def test_llama_31_slows_29_of_64_pairs(done: Callable[..., Experiment], pick: Any) -> None:
@@ -124,10 +159,22 @@ def test_llama_31_slows_29_of_64_pairs(done: Callable[..., Experiment], pick: An
 def test_alibi_slopes_and_penalties(done: Callable[..., Experiment], pick: Any) -> None:
     e = done("rope-stretch")
     assert pick(e, "slope of head 1 of 8").value == pytest.approx(0.5, abs=1e-6)
-    assert pick(e, "slope of head 8 of 8").value == pytest.approx(2**-8, abs=1e-6)
+    last = pick(e, "slope of head 8 of 8")
+    assert last.value == pytest.approx(2**-8, abs=1e-12)
+    assert number(last.value) == number(last.expected)  # both round to one side
+    all_ = pick(e, "slopes of all 8 heads")
+    assert all_.value < 1e-9
+    assert (all_.verdict, all_.samples) == ("holds", 8)
     grid = next(g for g in e.grids if g.title.startswith("ALiBi"))
     assert grid.rows[0] == (1, 0.5, -512.0, -16_384.0)
     assert grid.rows[-1] == (8, 2**-8, -4.0, -128.0)
+
+
+def test_one_slope_that_is_wrong_is_seen(setting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = attention.alibi_slopes
+    monkeypatch.setattr(attention, "alibi_slopes", lambda n: [s * (1.01 if i == 2 else 1)
+                                                                for i, s in enumerate(right(n))])
+    assert [f.verdict for f in rope_stretch._alibi(setting())] == ["holds", "holds", "differs"]
 
 
 def test_a_table_that_turns_otherwise_is_seen(done: Callable[..., Experiment], pick: Any,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -20,7 +21,7 @@ from llamactl.analysis.experiment import (
     found,
     skipped,
 )
-from llamactl.render.lab import claimed, number, row, spread, view
+from llamactl.render.lab import LEGEND, claimed, notes, number, row, spread, view, where
 from llamactl.render.labhtml import POINTS, page, thinned
 from llamactl.render.svg import lines
 from llamactl.render.text import plain
@@ -62,7 +63,8 @@ def report() -> LabReport:
                        Line(name=BAD, at=tuple(range(600)), values=tuple(6.0 - n / 200 for n in range(600))),
                        Line(name="b", at=tuple(range(600)), values=(5.0,) * 600))),),
                    passages=(Passage(title=BAD, text=f"{BAD}\nnext"),))
-    return LabReport(verdict="differs", seed=0, device=BAD, threads=2, torch=BAD, checkpoints=(BAD,), experiments=(e,))
+    return LabReport(verdict="differs", seed=0, device=BAD, threads=2, torch=BAD, checkpoints=(BAD,), text=BAD,
+                     experiments=(e,))
 
 
 def test_a_page_is_whole_and_nothing_in_it_runs(report: LabReport) -> None:
@@ -77,6 +79,31 @@ def test_a_page_is_whole_and_nothing_in_it_runs(report: LabReport) -> None:
     assert '<td class="good word">holds</td>' in source
     assert '<td class="warn word">skipped</td>' in source
     assert "next" in source
+
+
+def test_a_limit_of_ours_is_marked_where_it_stands_and_explained(report: LabReport) -> None:
+    (e,) = report.experiments
+    findings = tuple(found(f"x{n}", 1.0, of="y", expected=2.0, relation="<=", ours=True, note=note)
+                     for n, note in enumerate((None, "why")))
+    shown = replace(report, experiments=(replace(e, claims=(Claim(claim="c", formula="f", findings=findings),)),))
+    assert [f.note for f in findings] == ["limit of ours", "limit of ours; why"]
+    assert notes(shown.experiments[0]) == (("x1 (y)", "why"),)
+    said = plain(view([shown]))
+    assert said.count("<= 2 (ours)") == 2
+    assert "limit of ours" not in said
+    assert page(shown).count("&lt;= 2 (ours)") == 2
+    for whole in (said, page(shown)):
+        assert "claim or limit" in whole
+        for word, means in LEGEND:
+            assert word in whole
+            assert means in whole
+
+
+def test_the_text_of_trained_weights_is_told(report: LabReport) -> None:
+    told = replace(report, text="a passage that comes with llamactl: 1,024 tokens of smollm2")
+    for whole in (plain(view([told])), page(told)):
+        assert "a passage that comes with llamactl: 1,024 tokens of smollm2" in whole
+    assert [k for k, _ in where(replace(report, text=None))] == ["device", "torch", "seed", "trained weights"]
 
 
 # Words of the tables' cells that stand on more than one line; hyphens may part.
@@ -106,6 +133,38 @@ def test_no_word_of_a_table_is_broken_and_no_page_is_too_wide(chromium: Any, rep
         tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         assert set(tab.evaluate(BROKEN)) <= {far}
+    finally:
+        tab.close()
+
+
+SEEN = """() => [...document.querySelectorAll(".found td:last-child")].map(cell => {
+  const r = document.createRange(); r.selectNodeContents(cell);
+  return {word: cell.innerText, right: r.getBoundingClientRect().right, left: r.getBoundingClientRect().left}; })"""
+HEADS = """() => [...document.querySelectorAll(".found thead")].map(x => getComputedStyle(x).display)"""
+NAMES = """() => [...document.querySelectorAll(".found tbody td")].filter(x => x.offsetParent !== null).map(
+  x => getComputedStyle(x, "::before").content)"""
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_phone_shows_each_verdict_without_scrolling_sideways(chromium: Any, report: LabReport) -> None:
+    what = "one pair of 0.56 rad a position, fp32: that spread / what rounding of the angles allows"
+    findings = (found(what, 0.49688, of="200 drawn q and k", spread=[2.8e-6, 0.49688], expected=1.0, relation="<=",
+                      ours=True),
+                skipped("the loss rises by", "needs trained weights", of="a checkpoint"))
+    (e,) = report.experiments
+    shown = replace(report, experiments=(replace(e, claims=(Claim(claim="stays", formula="x", findings=findings),)),))
+    tab = chromium.new_page(viewport={"width": 390, "height": 900})
+    try:
+        tab.set_content(page(shown))
+        seen = tab.evaluate(SEEN)
+        assert [x["word"] for x in seen] == ["holds", "skipped"]
+        assert all(0 <= x["left"] < x["right"] <= 390 for x in seen)
+        assert tab.evaluate(HEADS) == ["none"]
+        named = [x for x in tab.evaluate(NAMES) if x != "none"]  # each value says what it is, and none is empty
+        assert named == [f'"{w}: "' for w in ("on", "measured", "spread", "claim or limit", "on")]
+        tab.set_viewport_size({"width": 1280, "height": 900})
+        assert tab.evaluate(HEADS) == ["table-header-group"]
+        assert {x for x in tab.evaluate(NAMES)} == {"none"}
     finally:
         tab.close()
 
@@ -140,10 +199,23 @@ def test_a_long_curve_is_thinned_to_means() -> None:
     assert thinned([], []) == ([], [])
 
 
+def test_every_step_of_a_usual_run_is_drawn(report: LabReport) -> None:
+    """`blocks` takes 250 steps unless asked for others."""
+    from llamactl.lab.blocks import STEPS
+
+    at, values = thinned(range(STEPS), [float(n) for n in range(STEPS)])
+    assert values == [float(n) for n in range(STEPS)]
+    assert all(a == b for a, b in at)
+    (e,) = report.experiments
+    (c,) = e.charts
+    usual = replace(c, lines=tuple(replace(x, at=x.at[:STEPS], values=x.values[:STEPS]) for x in c.lines))
+    assert "means over" not in page(replace(report, experiments=(replace(e, charts=(usual,)),)))
+
+
 def test_a_mean_over_steps_is_called_one(report: LabReport) -> None:
     source = page(report)
     assert "<summary>The numbers: means over each stretch</summary>" in source
-    assert "; means over each of 240 stretches, drawn at its end</figcaption>" in source
+    assert "; means over each of 300 stretches, drawn at its end</figcaption>" in source
     first, *_, last = re.findall(r'<th scope="row">(\d+-\d+)</th>', source)
     assert (first, last) == ("0-1", "598-599")
     (e,) = report.experiments
@@ -169,6 +241,7 @@ def test_the_values_beside_a_curve_are_round(low: float, high: float, said: list
 @pytest.mark.parametrize(("value", "said"), [
     (1_073_741_824, "1,073,741,824"), (0.0, "0"), (1.7615940570831299, "1.7616"), (0.9990233, "0.99902"),
     (1.43e-6, "1.4e-06"), (994_371.5, "994,372"), (-0.2384058, "-0.23841"), (None, "-"), (29, "29"),
+    (10_922.67, "10,922.67"), (21_845.33, "21,845.33"), (10_922.6667, "10,923"), (16_384.0, "16,384"),
 ])
 def test_a_number_as_people_read_it(value: float | None, said: str) -> None:
     assert number(value) == said
@@ -178,4 +251,6 @@ def test_a_finding_in_words() -> None:
     f = found("x", 0.99902, of="y", unit="times", expected=0.999, tolerance=4.5e-5, spread=(0.998, 0.9991))
     assert row(f) == ("x", "y", "0.99902 times", "0.998 to 0.9991 (2)", "0.999 +- 5e-05", "holds")
     assert claimed(found("x", 1e-7, of="y", expected=2e-6, relation="<=")) == "<= 2e-06"
+    assert claimed(found("x", 1e-7, of="y", expected=2e-6, relation="<=", ours=True)) == "<= 2e-06 (ours)"
+    assert claimed(found("x", math.nan, of="y", expected=2e-6, relation="<=", ours=True, note="z")).endswith(" (ours)")
     assert spread(found("x", 1.0, of="y")) == "-"
