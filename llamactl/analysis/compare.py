@@ -8,7 +8,7 @@ from typing import Any
 
 from llamactl.analysis.kvcache import kv_cache
 from llamactl.analysis.params import params
-from llamactl.spec.features import RARE, features
+from llamactl.spec.features import features, shown
 from llamactl.spec.model import Model
 from llamactl.spec.path import path
 
@@ -57,8 +57,7 @@ class CompareReport:
 
     def told(self) -> tuple[str, ...]:
         """The features to show: what most models have none of only where one of these has."""
-        found = self.models[0].features
-        return tuple(n for n in found if n not in RARE or {m.features[n] for m in self.models} - {"none", "nothing"})
+        return shown([m.features for m in self.models])
 
     def _repr_html_(self) -> str:
         from llamactl.render import html

@@ -24,7 +24,7 @@ from llamactl.net.decoder import Decoder
 from llamactl.net.generate import generate
 from llamactl.net.sample import Sampling
 from llamactl.spec.edits import apply
-from llamactl.spec.features import features
+from llamactl.spec.features import features, shown
 from llamactl.spec.model import Model
 
 OLD, NEW = "2017", "2024"
@@ -158,7 +158,8 @@ def _growth(stages: dict[str, Stage]) -> float:
 
 
 def _features(pair: tuple[Model, Model]) -> Grid:
-    rows = tuple((a.name, a.text, b.text) for a, b in zip(*map(features, pair), strict=True))
+    told = [dict(features(m)) for m in pair]
+    rows = tuple((name, *(t[name] for t in told)) for name in shown(told))
     return Grid(title="what they are made of", columns=("part", OLD, NEW), rows=rows)
 
 

@@ -7,7 +7,7 @@ other, each of which `edits.apply` can make.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from llamactl.spec.latent import LatentAttention
@@ -23,7 +23,7 @@ GATED = {"silu": "SwiGLU", "gelu": "GeGLU (exact)", "gelu_tanh": "GeGLU (tanh fo
          "swigluoai": "clamped SwiGLU"}
 
 
-RARE = ("factors", "beside the decoder")  # most models have none: told where one does
+RARE = ("factors", "beside the decoder")  # most models have none: shown where one does
 
 
 class Feature(NamedTuple):
@@ -61,6 +61,11 @@ def features(model: Model) -> tuple[Feature, ...]:
         Feature("context", f"{model.context.usable:,}" if model.context.usable else "no limit stated"),
         Feature("beside the decoder", ", ".join(s.name.replace("_", " ") for s in model.sections) or "nothing"),
     )
+
+
+def shown(told: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """The features to show of these models beside each other, each with its text by name."""
+    return tuple(n for n in told[0] if n not in RARE or {t[n] for t in told} - {"none", "nothing"})
 
 
 def diff(a: Model, b: Model) -> tuple[Change, ...]:

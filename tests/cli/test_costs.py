@@ -70,6 +70,16 @@ def test_compare_tells_ci_what_differs(cli: Any) -> None:
     assert cli("compare", "gpt2", "llama-3-8b").code == 0
 
 
+def test_compare_shows_what_few_models_have_where_one_has_it(cli: Any) -> None:
+    few = cli("compare", "gpt2", "llama-3-8b").out
+    assert "factors" not in few
+    assert "beside the decoder" not in few
+    many = cli("compare", "gpt2", "gemma-3-4b").out
+    assert "factors: none -> embedding x 50.5964" in many
+    assert "beside the decoder: nothing -> vision, projector" in many
+    assert "factors" in cli("compare", "gemma-2b", "gemma-2b").out  # both alike have one
+
+
 def test_evolve_ends_where_compare_says(cli: Any) -> None:
     steps = rows(cli("evolve", "gpt2", "llama-3-8b", "--format", "csv").out)
     assert (steps[0]["total"], steps[-1]["total"]) == ("124439808", "8030261248")
