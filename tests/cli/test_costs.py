@@ -74,6 +74,7 @@ def test_compare_shows_what_few_models_have_where_one_has_it(cli: Any) -> None:
     few = cli("compare", "gpt2", "llama-3-8b").out
     assert "factors" not in few
     assert "beside the decoder" not in few
+    assert "dropout" in cli("compare", "llama-2-7b", "llama-3-8b").out  # neither has any, and that is worth a row
     many = cli("compare", "gpt2", "gemma-3-4b").out
     assert "factors: none -> embedding x 50.5964" in many
     assert "beside the decoder: nothing -> vision, projector" in many
