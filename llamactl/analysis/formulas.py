@@ -5,6 +5,7 @@ Source: the modelling code that llamactl.net is tested against.
 
 from __future__ import annotations
 
+from llamactl.spec.features import other_scale
 from llamactl.spec.latent import LatentAttention
 from llamactl.spec.model import Model
 from llamactl.spec.parts import Attention
@@ -27,12 +28,8 @@ def logits(model: Model) -> str:
 
 def softmax(a: Attention | LatentAttention) -> str:
     """The weights with which a query reads the values."""
-    if isinstance(a, LatentAttention):
-        width, usual = "d_qk", (a.qk_nope + a.qk_rope) ** -0.5
-    else:
-        width, usual = "d_head", a.head_dim ** -0.5
-    given = a.scale is not None and abs(a.scale / usual - 1) > 1e-12
-    scores = _times(a.scale, "q k^T") if given else f"q k^T / sqrt({width})"
+    scale, width = other_scale(a), "d_qk" if isinstance(a, LatentAttention) else "d_head"
+    scores = f"q k^T / sqrt({width})" if scale is None else _times(scale, "q k^T")
     if isinstance(a, LatentAttention):
         return f"softmax({scores})"
     scores = _capped(a.softcap, scores)

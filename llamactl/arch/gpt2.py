@@ -66,7 +66,7 @@ def describe(cfg: Config) -> Model:
                   attn_norm=norm, mlp_norm=norm)
     layers = (layer,) * n
     if cfg.flag("scale_attn_by_inverse_layer_idx", default=False):
-        own = attn.head_dim**-0.5 if scale is None else scale
+        own = attn.usual_scale if scale is None else scale
         layers = tuple(replace(layer, attn=replace(attn, scale=own / (i + 1))) for i in range(n))
     return b.decoder(cfg, "gpt2", layers, norm=norm, tied_default=True, dropout=0.1,
                      positions=LearnedPositions(rows=rows, dim=hidden),

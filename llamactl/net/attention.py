@@ -114,7 +114,7 @@ class SelfAttention(nn.Module):
         self.k_norm = RowNorm(part.k_norm, dtype=dtype, device=device) if part.k_norm else None
         self.v_norm = RowNorm(part.v_norm, dtype=dtype, device=device) if part.v_norm else None
         self.sinks = empty(part.n_heads, dtype=dtype, device=device) if part.sinks else None
-        self.scale = part.head_dim**-0.5 if part.scale is None else part.scale
+        self.scale = part.usual_scale if part.scale is None else part.scale
         self.groups = part.n_heads // part.n_kv_heads
         self.slopes: Tensor | None = None
         self.joint: tuple[Tensor, Tensor | None] | None = None

@@ -46,7 +46,7 @@ class Latent(nn.Module):
         self.k_b = Linear(part.kv_rank, heads * part.qk_nope, **made)
         self.v_b = Linear(part.kv_rank, heads * part.v_dim, **made)
         self.o = Linear(heads * part.v_dim, part.hidden, part.bias, **made)
-        self.scale = (part.qk_nope + part.qk_rope) ** -0.5 if part.scale is None else part.scale
+        self.scale = part.usual_scale if part.scale is None else part.scale
 
     def forward(self, x: Tensor, step: Step, cache: LayerCache | None = None) -> Tensor:
         part = self.part

@@ -168,9 +168,14 @@ def feed_forward(model: Model) -> str:
     return _share(model, one) or "none"
 
 
-def scaled(a: Attention | LatentAttention, usual: float) -> str | None:
-    """The factor on q.k in words, None where it is the usual one, up to what no arithmetic could tell apart."""
-    return None if a.scale is None or abs(a.scale / usual - 1) < 1e-12 else f"scores x {a.scale:.6g}"
+def other_scale(a: Attention | LatentAttention) -> float | None:
+    """The factor on q.k where it is not the usual one, up to what no arithmetic could tell apart; else None."""
+    return None if a.scale is None or abs(a.scale / a.usual_scale - 1) < 1e-12 else a.scale
+
+
+def _scaled(a: Attention | LatentAttention) -> str | None:
+    scale = other_scale(a)
+    return None if scale is None else f"scores x {scale:.6g}"
 
 
 def _growth(a: Attention) -> str | None:
@@ -195,7 +200,7 @@ def _heads(a: Attention) -> str:
         out = f"GQA, {a.n_heads} query heads share {a.n_kv_heads} KV heads of {a.head_dim}"
     extras = [("norms on q and k", a.q_norm), ("sinks", a.sinks), ("an output gate", a.gated),
               (f"logits capped at {a.softcap or 0:g}", a.softcap), ("V taken from K", a.v_from_k),
-              (scaled(a, a.head_dim ** -0.5), scaled(a, a.head_dim ** -0.5)), (_sparse(a), a.sparse),
+              (_scaled(a), other_scale(a)), (_sparse(a), a.sparse),
               (f"q, k and v clipped at {a.clip or 0:g}", a.clip), ("K and V of pictures", a.cross),
               ("K and V of an earlier layer", a.shares_kv), ("a norm on v", a.v_norm),
               ("norms after the rotation", a.norm_after_rope), (_growth(a), a.q_growth)]
@@ -222,7 +227,7 @@ def attention(model: Model) -> str:
 
 
 def _latent_extras(a: LatentAttention) -> str:
-    scale, x = scaled(a, (a.qk_nope + a.qk_rope) ** -0.5), a.indexer
+    scale, x = _scaled(a), a.indexer
     out = f", {scale}" if scale else ""
     if x is not None:
         out += f", an indexer of {x.heads} heads of {x.head_dim}" + (f" that picks {x.top_k:,}" if x.top_k else "")

@@ -59,6 +59,11 @@ class LatentAttention:
     scale: float | None = None
     indexer: Indexer | None = None
 
+    @property
+    def usual_scale(self) -> float:
+        """(qk_nope + qk_rope)^-0.5, which `scale` takes the place of."""
+        return float((self.qk_nope + self.qk_rope) ** -0.5)
+
     @lru_cache  # noqa: B019
     def leaves(self) -> Leaves:
         q = self.n_heads * (self.qk_nope + self.qk_rope)

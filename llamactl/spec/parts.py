@@ -169,6 +169,11 @@ class Attention:
     q_growth: tuple[float, int, int] | None = None
     exact_to: int | None = None
 
+    @property
+    def usual_scale(self) -> float:
+        """head_dim^-0.5, which `scale` takes the place of."""
+        return float(self.head_dim**-0.5)
+
     @lru_cache  # noqa: B019  parts are values: few, small and alive as long as the process
     def leaves(self) -> Leaves:
         q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim

@@ -87,7 +87,7 @@ def scales(m: Model) -> list[str]:
     a = attention(m)
     if a is None:
         return []
-    d, own = a.head_dim, a.scale if a.scale is not None else a.head_dim**-0.5
+    d, own = a.head_dim, a.scale if a.scale is not None else a.usual_scale
     made = [m.hidden**-0.5, 1 / d, 1.0, d**-0.5, (2 * d) ** -0.5, (d / 2) ** -0.5, 1 / m.hidden, d**-0.25,
             (a.n_heads * d) ** -0.5, (a.n_kv_heads * d) ** -0.5, a.n_heads**-0.5, (m.hidden / a.n_kv_heads) ** -0.5,
             d**0.5, 0.125, 2 * own, own / 2, -own, 0.0]

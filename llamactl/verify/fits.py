@@ -43,7 +43,7 @@ def _fits(model: Model) -> list[Fit]:
         out += [Fit(edit="rope_theta={}", lo=10.0, hi=1e9, blind=True),
                 Fit(edit="rope_scaling=linear:{}", lo=1 / 64, hi=64.0, blind=True)]
     if a is not None:
-        own = a.scale if a.scale is not None else a.head_dim**-0.5
+        own = a.scale if a.scale is not None else a.usual_scale
         out += [Fit(edit="attn_scale={}", lo=abs(own) / 100, hi=abs(own) * 100, blind=True),
                 Fit(edit="attn_softcap={}", lo=0.5, hi=500.0, blind=True)]
     out += [Fit(edit="logits_scale={}", lo=0.01, hi=100.0, blind=False, inner=False),
